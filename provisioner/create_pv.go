@@ -35,13 +35,10 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 	}
 	if err != nil {
 		err = fmt.Errorf("creating PersistentVolume %q for volume %q: %w", o.pv.Name, o.csiSource.VolumeHandle, err)
-		claim, ok := a.claims.Get(key.String())
-		ok = ok && claim.UID == key.UID
 		if isRefused(err) {
-			a.c.claimFailed(o.claim, pvRefusedEvent(o, ok && claim.DeletionTimestamp != nil && isProtected(claim), err))
-		}
-		if apierrors.IsInvalid(err) && ok && needsVolume(claim) && (!o.pvMayExist || pvNotFound(ctx, client, o.pv.Name)) {
-			return outcomeUnknown(o.csiSource), err // the response of the driver may be the cause: CreateVolume is repeated
+			claim, ok := a.claims.Get(key.String())
+			kept := ok && claim.UID == key.UID && claim.DeletionTimestamp != nil && isProtected(claim)
+			a.c.claimFailed(o.claim, pvRefusedEvent(o, kept, err))
 		}
 		return pvNotSaved(!isRefused(err)), err
 	}
@@ -63,11 +60,6 @@ func isRefused(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) // the default of webhooks
 }
 
-func pvNotFound(ctx context.Context, client kubernetes.Interface, name string) bool {
-	_, err := client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
-	return kube.IsNotFound(err)
-}
-
 // repeat follows the deletion of a PersistentVolume whose creation got no response. Its volume may be deleted, too: CreateVolume
 // is repeated, unless the claim is deleted or bound.
 func (a *applier) repeat(ctx context.Context, key claimKey, o operation) (transition, error) {
@@ -78,7 +70,7 @@ func (a *applier) repeat(ctx context.Context, key claimKey, o operation) (transi
 	case !exists || live.DeletionTimestamp != nil || live.Spec.VolumeName != "": // as if the response had arrived
 		return noVolume(nil), nil
 	}
-	return outcomeUnknown(nil), nil
+	return outcomeUnknown(), nil
 }
 
 // existingPV returns the PersistentVolume that has the name of the one to create, if it is
@@ -100,7 +92,7 @@ func (a *applier) existingPV(
 		// Its volume is deleted with it. CreateVolume is repeated once it is.
 		a.volumes.Observe(pv)
 		err = fmt.Errorf("PersistentVolume %q of an earlier attempt is being deleted; waiting for its deletion", name)
-		return nil, outcomeUnknown(nil), err
+		return nil, outcomeUnknown(), err
 	case same:
 		// Two claims have one volume name: the volume is that of the other claim.
 		err = fmt.Errorf("volume %q belongs to PersistentVolume %q, which is not for this PVC. %s", handle, name, namesCollide)
@@ -168,10 +160,7 @@ func (a *applier) logUnrecorded(ctx context.Context) {
 			}
 			err, handle := errors.New("the outcome of CreateVolume is unknown"), ""
 			if s == rejected {
-				err = o.rejectReason
-			}
-			if o.csiSource != nil {
-				handle = o.csiSource.VolumeHandle
+				err, handle = o.rejectReason, o.csiSource.VolumeHandle
 			}
 			klog.FromContext(ctx).Error(err, "Volume may exist. If the PVC is deleted, delete the volume on the storage backend",
 				"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volume", o.plan.VolumeName, "volumeHandle", handle,

@@ -40,9 +40,6 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 	response, err := a.c.deps.CSI.CreateVolume(call, o.request)
 	if err != nil {
 		a.c.notProvisioned(o)
-		if o.csiSource != nil { // no error means that the volume of the earlier response does not exist
-			return a.indeterminate(key, s, fmt.Errorf("%w; CreateVolume has returned volume %q before", err, o.csiSource.VolumeHandle))
-		}
 		if csiclient.OutcomeOf(err) == csiclient.Indeterminate {
 			return a.indeterminate(key, s, err)
 		}
@@ -91,7 +88,7 @@ func (a *applier) volumeFinalizers(p plan) []string {
 func (a *applier) indeterminate(key claimKey, s claimState, err error) (transition, error) {
 	a.announce(key, s.op)
 	a.c.claimFailed(s.op.claim, indeterminateEvent(s.op.plan, a.c.cfg.ProvisioningProtection, s.classRecreated(), err))
-	return outcomeUnknown(s.op.csiSource), err
+	return outcomeUnknown(), err
 }
 
 // finalError reports a call after which no volume exists and none will.

@@ -33,7 +33,7 @@
 //	requested     ─ volumeRejected ──► rejected       CreateVolume returned a volume that cannot be used
 //	indeterminate ─ volumeRejected ──► rejected
 //	created       ─ pvSaved ─────────► pvCreated      the PersistentVolume is created
-//	created       ─ outcomeUnknown ──► indeterminate  a PersistentVolume of the claim is deleted, being deleted, or invalid
+//	created       ─ outcomeUnknown ──► indeterminate  a PersistentVolume of the claim is deleted, or being deleted
 //	created       ─ volumeRejected ──► rejected       a PersistentVolume of that name has another volume
 //	requested     ─ noVolume ────────► pending        no volume exists and none will: final error, or never called
 //	indeterminate ─ noVolume ────────► pending        final error

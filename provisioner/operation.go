@@ -107,7 +107,7 @@ type operation struct {
 
 	pv           *corev1.PersistentVolume          // in stage created
 	pvMayExist   bool                              // in stage created: a request that creates it failed, perhaps after its effect
-	csiSource    *corev1.CSIPersistentVolumeSource // in stages created, rejected and pvCreated; in indeterminate if the volume exists
+	csiSource    *corev1.CSIPersistentVolumeSource // in stages created, rejected and pvCreated
 	affinity     *corev1.VolumeNodeAffinity        // of the rejected volume
 	rejectReason error                             // in stage rejected
 
@@ -170,10 +170,9 @@ func createCalled() transition {
 	return transition{name: onCreateCalled, set: func(o *operation) { o.called = true }}
 }
 
-// outcomeUnknown follows a call that is repeated. existing is the volume that an earlier response named; nil: none.
-func outcomeUnknown(existing *corev1.CSIPersistentVolumeSource) transition {
+func outcomeUnknown() transition {
 	return transition{name: onOutcomeUnknown, set: func(o *operation) {
-		o.pv, o.pvMayExist, o.pvDeleted, o.csiSource, o.recordFailed = nil, false, false, existing, false
+		o.pv, o.pvMayExist, o.pvDeleted, o.csiSource, o.recordFailed = nil, false, false, nil, false
 	}}
 }
 

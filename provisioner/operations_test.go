@@ -57,7 +57,7 @@ func allTransitions() []transition {
 		noTopology(true), beginRequest(operation{}), beginRequest(operation{called: true}), prepareAgain(operation{}),
 		secretsRead(&csi.CreateVolumeRequest{}, nil),
 		createCalled(),
-		outcomeUnknown(nil), recordNotWritten(),
+		outcomeUnknown(), recordNotWritten(),
 		volumeCreated(ourVolume(), nil), volumeRejected(nil, nil, errUnusable), noVolume(nil),
 		pvNotSaved(true), pvSaved(),
 		claimUnprotected(), claimRefetched(true), claimRefetched(false),
@@ -106,9 +106,9 @@ func TestEndOfProtection(t *testing.T) {
 		want        action
 	}{
 		"own record, never called":     {[]transition{beginRequest(own)}, doUnprotect},
-		"own record, called":           {[]transition{beginRequest(own), createCalled(), outcomeUnknown(nil)}, doUnprotect},
+		"own record, called":           {[]transition{beginRequest(own), createCalled(), outcomeUnknown()}, doUnprotect},
 		"another record, never called": {[]transition{beginRequest(others)}, doBegin},
-		"another record, called":       {[]transition{beginRequest(others), createCalled(), outcomeUnknown(nil)}, doBegin},
+		"another record, called":       {[]transition{beginRequest(others), createCalled(), outcomeUnknown()}, doBegin},
 		"resumed from the record":      {[]transition{beginRequest(resumed)}, doUnprotect},
 	} {
 		o := newOperations()
@@ -167,7 +167,7 @@ func TestSourceIsCounted(t *testing.T) {
 	do(b, beginRequest(operation{source: &source, called: true}))
 	check(2, 0)
 	do(a, createCalled())
-	do(a, outcomeUnknown(nil))
+	do(a, outcomeUnknown())
 	do(b, prepareAgain(operation{}))
 	check(2, 0)
 	if !o.forget(a) {

@@ -4,12 +4,10 @@
 package provisioner
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -688,56 +686,6 @@ func provisionerScenarioAnswers(t *testing.T) {
 		}
 	})
 	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "PersistentVolume"}, "x", nil)
-	for name, tt := range map[string]struct {
-		slow  bool // the first request is not answered
-		again csitest.Step
-	}{
-		"invalid":                             {again: csitest.Default()},
-		"invalid_after_an_unknown_outcome":    {slow: true, again: csitest.Default()},
-		"invalid_and_the_driver_fails_later":  {again: csitest.Fail(codes.InvalidArgument, "bad option")},
-		"invalid_and_the_driver_is_busy_then": {again: csitest.Fail(codes.Unavailable, "busy")},
-	} {
-		t.Run("099_PersistentVolume_"+name, func(t *testing.T) {
-			f := scenario(t, csitest.Config{}, nil)
-			var posts atomic.Int32
-			f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-				if r.Method == http.MethodPost && r.URL.Path == "/api/v1/persistentvolumes" {
-					body, _ := io.ReadAll(r.Body)
-					r.Body = io.NopCloser(bytes.NewReader(body))
-					if posts.Add(1) == 1 && tt.slow {
-						http.Error(w, "no", http.StatusInternalServerError)
-						return
-					}
-					if bytes.Contains(body, []byte("bad-pool")) {
-						refuse(w, invalid)
-						return
-					}
-				}
-				pass.ServeHTTP(w, r)
-			})
-			gate := make(chan struct{})
-			f.Plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) {
-				r.Volume.VolumeContext = map[string]string{"pool": "bad-pool"}
-			}), tt.again, heldUntil(gate, csitest.Default()))
-			f.makeClass(nil)
-			claim := f.claim(nil)
-			f.event("ProvisioningFailed", `creating PersistentVolume "pvc-`+string(claim.UID), "is invalid")
-			if name == "invalid" || tt.slow {
-				close(gate)
-			} else { // whatever the error, the volume exists
-				f.Wait(create, 3)
-				f.deleteClaim()
-				f.claimIs("is kept", func(c *corev1.PersistentVolumeClaim) bool { return c != nil && isProtected(c) })
-				close(gate)
-			}
-			if pv := f.saved(claim); pv.Spec.CSI.VolumeAttributes["pool"] != "" {
-				t.Errorf("attributes %v", pv.Spec.CSI.VolumeAttributes)
-			}
-			if n := f.Plugin.VolumeCount(); n != 1 {
-				t.Errorf("%d volumes", n)
-			}
-		})
-	}
 	for name, tt := range map[string]struct {
 		answer *apierrors.StatusError
 		advice string

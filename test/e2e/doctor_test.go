@@ -233,7 +233,7 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 	d.has("lease "+e.attacherLease(), doctor.Warning, "expired")
 	d.has("lease custom", doctor.Failure, "holder-of-"+names[1])
 	d.has("sidecars", doctor.Failure, "csi-attacher")
-	d.has("sidecars", doctor.Warning, "csi-provisioner")
+	d.has("sidecars", doctor.Failure, "csi-provisioner")
 	d.has("csidriver attachRequired", doctor.Failure, "PUBLISH_UNPUBLISH_VOLUME")
 	d.has("csidriver storageCapacity", doctor.Failure, "GET_CAPACITY")
 	d.has("csidriver volumeLifecycleModes", doctor.Failure, "Persistent")
