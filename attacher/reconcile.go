@@ -237,13 +237,10 @@ func (d driver) isPublished(s attachmentState, reported publishedVolumes) (publi
 		return false, false, err
 	}
 	published, known = reported.isPublished(handle, nodeID)
-	// A recreated node has a new ID. While an attach or detach is due, a publication to the old ID counts. An attached
-	// volume must be published to the new ID, and after a detach no call would unpublish the volume from the old one.
-	due := !s.attachment.Status.Attached
-	if s.attachment.DeletionTimestamp != nil {
-		due = slices.Contains(s.attachment.Finalizers, d.finalizer)
-	}
-	if recorded := s.attachment.Annotations[annNodeID]; due && known && !published && recorded != "" {
+	// A recreated node has a new ID; the volume may still be published to the old one. After a detach, no call would unpublish it
+	// from there.
+	detached := s.attachment.DeletionTimestamp != nil && !slices.Contains(s.attachment.Finalizers, d.finalizer)
+	if recorded := s.attachment.Annotations[annNodeID]; known && !published && recorded != "" && !detached {
 		published, known = reported.isPublished(handle, recorded)
 	}
 	return published, known, nil

@@ -169,7 +169,7 @@ func TestIsPublished(t *testing.T) {
 		},
 		"another node ID, attached, published at the old": {
 			va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-2"), reported: reportOf(entry("vol-1", "id-1")),
-			known: true,
+			published: true, known: true,
 		},
 		"another node ID, attached, published at both": {
 			va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-2"),

@@ -211,22 +211,6 @@ func attacherScenarioCompare(t *testing.T) {
 			t.Error("the driver was called twice at the same time")
 		}
 	})
-	t.Run("059_published_at_the_old_id_of_the_node", func(t *testing.T) {
-		f := scenario(t, lists(), often)
-		f.node("id-1")
-		f.volume(withModes(rwx))
-		f.attach("va1", nil)
-		f.until("is attached", isAttached)
-		f.Must(f.Client.StorageV1().CSINodes().Delete(f.Context(), f.Unique("n1"), metav1.DeleteOptions{}))
-		f.agrees()
-		f.node("id-2")
-		f.Wait(publish, 2)
-		f.agrees()
-		if r := f.Plugin.Calls(publish)[1].Request.(*csi.ControllerPublishVolumeRequest); r.NodeId != "id-2" {
-			t.Errorf("published to %s", r.NodeId)
-		}
-		f.Calls(publish, 2)
-	})
 	t.Run("059_not_attached_but_published", func(t *testing.T) {
 		f := scenario(t, lists(), seldomRetried)
 		f.Plugin.Next(publish, csitest.DoAndFail(codes.Internal, "x"))

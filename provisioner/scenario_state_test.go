@@ -1240,7 +1240,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 		"finalizer_kept_by_a_webhook":    {"PATCH", webhook, corev1.VolumeReleased, false},
 		"object_kept_without_permission": {"DELETE", apierrors.NewForbidden(pvs, "x", nil), corev1.VolumeReleased, false},
 		"object_kept_by_a_conflict":      {"DELETE", apierrors.NewConflict(pvs, "x", nil), corev1.VolumeReleased, true},
-		"finalizer_not_added":            {"PATCH PUT", apierrors.NewForbidden(pvs, "x", nil), corev1.VolumeBound, false},
+		"finalizer_not_added":            {"PATCH PUT", apierrors.NewForbidden(pvs, "x", nil), corev1.VolumeBound, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := scenario(t, csitest.Config{}, nil)
@@ -1279,31 +1279,6 @@ func provisionerScenarioDeletion(t *testing.T) {
 			}
 		})
 	}
-	t.Run("finalizer_not_added_as_the_volume_is_being_deleted", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, nil)
-		var once sync.Once
-		f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-			if name, ok := strings.CutPrefix(r.URL.Path, "/api/v1/persistentvolumes/"); ok && r.Method == http.MethodPatch {
-				once.Do(func() {
-					if err := f.Client.CoreV1().PersistentVolumes().Delete(f.Context(), name, metav1.DeleteOptions{}); err != nil {
-						f.Error(err)
-					}
-				})
-			}
-			pass.ServeHTTP(w, r)
-		})
-		pv := f.volume(f.Namespace+"-pv", corev1.VolumeBound, nil)
-		kubetest.Eventually(t, "adding the finalizer has failed", func(context.Context) error {
-			if f.metric("workqueue_retries_total", "name", "volumes") == 0 {
-				return errors.New("it has not")
-			}
-			return nil
-		})
-		if events := f.otherEvents(); len(events) > 0 {
-			t.Errorf("events %q", events)
-		}
-		f.gone(pv)
-	})
 	t.Run("failure_without_secret", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.Plugin.Next(remove, csitest.Fail(codes.Unauthenticated, "no key"))

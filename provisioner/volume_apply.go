@@ -30,7 +30,11 @@ func (l *volumeLoop) apply(ctx context.Context, s pvState, step volumeStep) erro
 	switch step.action {
 	case volumeChange:
 		if _, err := l.volumes.Patch(ctx, volumes, pv, step.change); err != nil {
-			return l.refused(pv, fmt.Errorf("changing the finalizers of PersistentVolume %q: %w", pv.Name, err))
+			err = fmt.Errorf("changing the finalizers of PersistentVolume %q: %w", pv.Name, err)
+			if step.reason == "VolumeDeleted" {
+				return l.refused(pv, err)
+			}
+			return err
 		}
 		return nil
 	case volumeFail:

@@ -140,16 +140,18 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 	c := s.content
 	isNew := c.known().handle == ""
 	forced := isNew && c.terminating() && c.forced(s.memory)
-	for _, volume := range c.volumes {
-		release, err := l.c.deps.Locks.Share(ctx, volume)
-		if err != nil {
-			return err
-		}
-		defer release()
+	release, err := l.shareVolumes(ctx, c)
+	if err != nil {
+		return err
 	}
+	defer release()
 	l.memories.update(c.uid(), func(m *memory) { m.request, m.outcome = step.request, indeterminate }) // also if the call panics
 	if c.terminating() && c.released() {
 		l.replays.begin(c, step.request, s.secrets)
+		if newest, ok := l.objects.Get(c.meta.Name); !ok || newest.GetUID() != c.uid() { // its deletion was handled before
+			l.replays.end(c.uid())
+			return nil
+		}
 	}
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
@@ -173,6 +175,25 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 		return l.report(ctx, obj, doReportCreation, failure{creationError(c, err), err}, cause{})
 	}
 	return l.report(ctx, obj, doReportCheck, failure{creationError(c, err), err}, cause{})
+}
+
+// shareVolumes waits until no other call uses the source volumes of c exclusively. Call release after the call.
+func (l *loop[T, C]) shareVolumes(ctx context.Context, c *content) (release func(), err error) {
+	var all []func()
+	release = func() {
+		for _, one := range all {
+			one()
+		}
+	}
+	for _, volume := range c.volumes {
+		one, err := l.c.deps.Locks.Share(ctx, volume)
+		if err != nil {
+			release()
+			return nil, err
+		}
+		all = append(all, one)
+	}
+	return release, nil
 }
 
 // replayFailed handles the error of a repeated CreateSnapshot with that name for a content that is being deleted.
@@ -217,7 +238,7 @@ func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step)
 			err = fmt.Errorf("error updating status for volume %s content %s: snapshot controller failed to update %s on API server: %w",
 				c.noun, c.meta.Name, c.meta.Name, err)
 			if isRefused(err) {
-				l.announceWarning(c, c.checked, err.Error())
+				l.announceWarning(c, "status", c.checked, err.Error())
 			}
 			return err
 		}
@@ -257,7 +278,7 @@ func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) erro
 	change := step.change
 	change.RemoveFinalizers, change.RemoveAnnotations = []string{c.finalizer}, []string{c.creating}
 	if step.warning != "" {
-		l.announceWarning(c, c.deleted, step.warning)
+		l.announceWarning(c, step.warning, c.deleted, step.warning)
 	}
 	_, err := l.patch(ctx, obj, change)
 	switch {

@@ -130,8 +130,8 @@ func (c *content) decideRelease(m memory) step {
 	switch {
 	case m.answer != nil && retained:
 		s.warning = kept(c, m.answer.handle)
-	case c.preProvisioned() && !retained && c.deletedHandle(m) == "":
-		s.warning = kept(c, c.handle) + ". It was not bound and not checked"
+	case c.preProvisioned() && !retained && c.deletedHandle(m) == "" && (c.status == nil || c.known().hasErr): // else it is deleted
+		s.warning = "The content was neither bound nor checked. " + kept(c, c.handle)
 	}
 	return s
 }

@@ -96,7 +96,9 @@ func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, 
 }
 
 // isRefused reports that the API server refuses a write until an administrator changes something.
-func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
+func isRefused(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)
+}
 
 // announce sends an event about what a deletion waits for, or about err, once per cause.
 func (l *loop[T, C]) announce(c *content, waitsFor cause, err error) {
@@ -120,15 +122,15 @@ func (l *loop[T, C]) announce(c *content, waitsFor cause, err error) {
 	}
 }
 
-// announceWarning sends a warning about c once.
-func (l *loop[T, C]) announceWarning(c *content, reason, text string) {
+// announceWarning sends a warning about c once per key.
+func (l *loop[T, C]) announceWarning(c *content, key, reason, text string) {
 	isNew := false
 	l.memories.update(c.uid(), func(m *memory) {
-		isNew = !m.announced[text]
+		isNew = !m.announced[key]
 		if m.announced == nil {
 			m.announced = map[string]bool{}
 		}
-		m.announced[text] = true
+		m.announced[key] = true
 	})
 	if isNew {
 		l.event(c, warning, reason, text)

@@ -81,6 +81,11 @@ func (r *replays) get(uid types.UID) *replay {
 func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error {
 	log := klog.FromContext(ctx).WithValues(logKey(r.content), key.Name, "snapshotName", r.request.Name)
 	if r.answer == nil {
+		release, err := l.shareVolumes(ctx, r.content)
+		if err != nil {
+			return err
+		}
+		defer release()
 		call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 		defer cancel()
 		a, err := l.calls.create(call, r.content, r.request, r.secrets)

@@ -64,6 +64,10 @@ type driverConnection interface {
 	WaitLost(ctx context.Context, limit time.Duration) error
 }
 
+// driverLimit is the number of Lease durations for which a process leads without its driver. By default it is two minutes, as most
+// drivers restart faster, and what the process remembers about interrupted calls ends with the term.
+const driverLimit = 8
+
 // errDriverLost ends a term, so that a replica whose driver is ready can lead.
 var errDriverLost = errors.New("the driver is not ready")
 
@@ -110,7 +114,7 @@ func (t *terms) addCandidates(config *rest.Config, registry prometheus.Registere
 			return err
 		}
 		if t.driver != nil && slices.ContainsFunc(e.members, func(m *member) bool { return m.callsDriver }) {
-			e.driver, e.patience = t.driver, c.LeaseDuration
+			e.driver, e.patience = t.driver, driverLimit*c.LeaseDuration
 		}
 		for _, member := range e.members {
 			member.leased = true

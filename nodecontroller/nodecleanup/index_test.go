@@ -132,7 +132,13 @@ func TestNodeLeavesItsHost(t *testing.T) {
 		change func(i *index)
 		want   string // remembered hosts
 	}{
-		"another_value":    {worldKey, func(i *index) { i.setNode(node("u", "v1")); i.setNode(node("u", "v2")) }, "[v1]"},
+		"another_value": {worldKey, func(i *index) { i.setNode(node("u", "v1")); i.setNode(node("u", "v2")) }, "[v1]"},
+		"opted_out": {worldKey, func(i *index) {
+			n := node("u", "v1")
+			n.Annotations = map[string]string{CleanupAnnotation(worldDriver): disabled}
+			i.setNode(n)
+			i.setNode(node("u", "v2"))
+		}, "[v1]"},
 		"value_is_removed": {worldKey, func(i *index) { i.setNode(node("u", "v1")); i.setNode(node("u", "")) }, "[v1]"},
 		"value_is_back": {worldKey, func(i *index) {
 			i.setNode(node("u", "v1"))
@@ -171,7 +177,7 @@ func TestNodeLeavesItsHost(t *testing.T) {
 				t.Errorf("remembered are %+v, want %s", i.deleted, tc.want)
 			}
 			for host, l := range i.deleted {
-				if l.name != "n" || l.uid != "u" {
+				if l.name != "n" || l.uid != "u" || l.optedOut != (name == "opted_out") {
 					t.Errorf("host %s has %+v", host, l)
 				}
 			}

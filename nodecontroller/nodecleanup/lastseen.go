@@ -69,7 +69,8 @@ func (i *index) leaveHost(known, node *corev1.Node) {
 		return
 	}
 	if former := hostOf(known, i.key); !slices.Contains(i.names.of(node.Name), former) {
-		i.deleted[former] = lastSeen{name: known.Name, uid: known.UID, labels: known.Labels, at: time.Now()}
+		i.deleted[former] = lastSeen{name: known.Name, uid: known.UID, labels: known.Labels,
+			optedOut: optOut(CleanupAnnotation(i.driver), known, node) != "", at: time.Now()}
 	}
 }
 

@@ -375,6 +375,7 @@ func TestResponsesThatPass(t *testing.T) {
 		nil: false, context.DeadlineExceeded: false, apierrors.NewConflict(of, "n", nil): false, apierrors.NewNotFound(of, "n"): false,
 		apierrors.NewTooManyRequests("busy", 1): false, apierrors.NewTimeoutError("slow", 1): false,
 		apierrors.NewServerTimeout(of, "get", 1): false, apierrors.NewInternalError(errNone): true, apierrors.NewBadRequest("bad"): true,
+		apierrors.NewServiceUnavailable("starting"): false, apierrors.NewGenericServerResponse(502, "get", of, "n", "", 0, true): false,
 	} {
 		var said, logged []string
 		note := func(_ runtime.Object, _, _, message string) { said = append(said, message) }

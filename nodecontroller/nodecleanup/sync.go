@@ -292,5 +292,6 @@ func isAnswer(err error) bool {
 // of a missing permission, an admission webhook or a policy.
 func isRefusal(err error) bool {
 	return isAnswer(err) && !apierrors.IsConflict(err) && !kube.IsNotFound(err) && !apierrors.IsTooManyRequests(err) &&
-		!apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err)
+		!apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsServiceUnavailable(err) &&
+		!apierrors.IsUnexpectedServerError(err)
 }
