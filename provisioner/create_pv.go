@@ -35,12 +35,12 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 	}
 	if err != nil {
 		err = fmt.Errorf("creating PersistentVolume %q for volume %q: %w", o.pv.Name, o.csiSource.VolumeHandle, err)
-		if isRefused(err) {
+		if kube.IsRefused(err) {
 			claim, ok := a.claims.Get(key.String())
 			kept := ok && claim.UID == key.UID && claim.DeletionTimestamp != nil && isProtected(claim)
 			a.c.claimFailed(o.claim, pvRefusedEvent(o, kept, err))
 		}
-		return pvNotSaved(!isRefused(err)), err
+		return pvNotSaved(!kube.IsRefused(err)), err
 	}
 	a.volumes.Observe(pv)
 	if a.c.deps.VolumeObserver != nil {
@@ -52,12 +52,6 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 		"persistentVolumeClaim", klog.KObj(o.claim).String(), "persistentVolume", pv.Name, "volumeHandle", o.csiSource.VolumeHandle)
 	klog.FromContext(ctx).Info("Volume provisioned", "persistentVolume", klog.KObj(pv), "volumeHandle", o.csiSource.VolumeHandle)
 	return pvSaved(), nil
-}
-
-// isRefused reports whether the API server has definitely not done what it was asked for, because of a permission, a policy, a
-// webhook or an invalid object: a retry alone does not help.
-func isRefused(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) // the default of webhooks
 }
 
 // repeat follows the deletion of a PersistentVolume whose creation got no response. Its volume may be deleted, too: CreateVolume

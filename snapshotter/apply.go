@@ -237,7 +237,7 @@ func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step)
 		if err != nil {
 			err = fmt.Errorf("error updating status for volume %s content %s: snapshot controller failed to update %s on API server: %w",
 				c.noun, c.meta.Name, c.meta.Name, err)
-			if isRefused(err) {
+			if kube.IsRefused(err) {
 				l.announceWarning(c, "status", c.checked, err.Error())
 			}
 			return err

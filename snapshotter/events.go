@@ -13,7 +13,6 @@ import (
 
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -86,18 +85,13 @@ func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, 
 	}
 	if writeErr := l.patchStatus(ctx, obj, errorChange(message, now)); writeErr != nil {
 		klog.FromContext(ctx).Info("Updating the status failed", "err", writeErr)
-		if !isRefused(writeErr) || m.reported == id && now.Sub(m.reportedAt) < sameErrorInterval {
+		if !kube.IsRefused(writeErr) || m.reported == id && now.Sub(m.reportedAt) < sameErrorInterval {
 			return err
 		}
 	}
 	l.memories.update(c.uid(), func(m *memory) { m.reported, m.reportedAt = id, now })
 	l.event(c, warning, reason, message)
 	return err
-}
-
-// isRefused reports that the API server refuses a write until an administrator changes something.
-func isRefused(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)
 }
 
 // announce sends an event about what a deletion waits for, or about err, once per cause.

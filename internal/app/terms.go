@@ -218,7 +218,7 @@ func (t *terms) firstLists(ctx context.Context, m *member) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-limit.C:
-			if !kube.IsRefused(err) { // an outage of the API server
+			if !kube.IsListRefused(err) { // an outage of the API server
 				limit.Reset(t.limit)
 				continue
 			}

@@ -16,3 +16,10 @@ import (
 func IsNotFound(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
+
+// IsRefused reports whether the API server has definitely not executed a write because of a permission, a policy, a webhook or an
+// invalid object: a retry alone does not help.
+func IsRefused(err error) bool {
+	refused := apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) // the default of webhooks
+	return refused && !IsPatchTestFailed(err)
+}

@@ -23,9 +23,9 @@ func (e notSynced) Error() string {
 	return "waiting for the first list of " + strings.Join(e.resources, ", ")
 }
 
-// IsRefused reports whether an error of [Informers.Synced] is one because the API server forbids a list, or does not serve the
+// IsListRefused reports whether an error of [Informers.Synced] is one because the API server forbids a list, or does not serve the
 // resource.
-func IsRefused(err error) bool {
+func IsListRefused(err error) bool {
 	var e notSynced
 	return errors.As(err, &e) && e.refused
 }
