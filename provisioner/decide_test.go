@@ -797,7 +797,11 @@ func TestDecideVolume(t *testing.T) {
 			volume: pv(all(bare, gone)), removal: removal{volume: true}, want: volumeNothing, reason: "OtherFinalizers",
 		},
 		"object deleted, cache is late": {
-			volume: pv(nil), removal: removal{volume: true, object: true}, want: volumeNothing, reason: "Deleted",
+			volume: pv(bare), removal: removal{volume: true, object: true}, want: volumeNothing, reason: "Deleted",
+		},
+		"object deleted, the finalizer was added late": {
+			volume: pv(gone), removal: removal{volume: true, object: true}, want: volumeChange, reason: "VolumeDeleted",
+			remove: []string{storagehelpers.PVDeletionProtectionFinalizer},
 		},
 	}
 	for name, tt := range tests {

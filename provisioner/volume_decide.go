@@ -56,15 +56,17 @@ type volumeStep struct {
 // for which DeleteVolume is repeated, as the CSI spec allows.
 func (d driver) decideVolume(s pvState) volumeStep {
 	pv := s.pv
-	if pv == nil || s.removal.object {
+	if pv == nil {
 		return volumeStep{reason: "Deleted"}
 	}
 	protection := []string{storagehelpers.PVDeletionProtectionFinalizer}
 	has, deleting := slices.Contains(pv.Finalizers, protection[0]), pv.DeletionTimestamp != nil
 	switch {
-	case s.removal.volume && (has || len(s.removable) > 0):
+	case s.removal.volume && (has || len(s.removable) > 0): // an earlier patch may add it late
 		finalizers := append(protection, s.removable...)
 		return volumeStep{action: volumeChange, reason: "VolumeDeleted", change: kube.MetadataPatch{RemoveFinalizers: finalizers}}
+	case s.removal.object:
+		return volumeStep{reason: "Deleted"}
 	case s.removal.volume && !deleting:
 		return volumeStep{action: volumeRemove, reason: "VolumeDeleted"}
 	case s.removal.volume:

@@ -50,11 +50,13 @@ func recordStep(c *content, request *createRequest) step {
 	return step{action: doRecordRequest, reason: "NotRecorded", change: change, request: request}
 }
 
-// decideRepeatedCheck repeats a CreateSnapshot that was to check an existing snapshot and is indeterminate: if the
-// driver executes it after DeleteSnapshot, it creates the snapshot again. wait is false if nothing is to be repeated.
+// decideRepeatedCheck repeats a CreateSnapshot that was to check an existing snapshot and is indeterminate, perhaps of an earlier
+// leader: if the driver executes it after DeleteSnapshot, it creates the snapshot again. wait is false if nothing is to be repeated.
 func (d driver) decideRepeatedCheck(s state) (_ step, wait bool) {
 	c := s.content
-	if s.memory.outcome != indeterminate || s.memory.announced[blockedOutcome] && !c.has(c.creating) { // see [content.forced]
+	earlier := s.memory.outcome == unknown && c.dynamic() && c.bound() && c.has(AnnRequest) && (c.has(c.creating) || !c.known().ready)
+	forced := s.memory.announced[blockedOutcome] && !c.has(c.creating) // see [content.forced]
+	if !earlier && s.memory.outcome != indeterminate || forced {
 		return step{}, false
 	}
 	request, err := d.createRequest(c, s.class, s.memory)
