@@ -174,9 +174,14 @@ func indexOf(infos []groupv1.VolumeSnapshotInfo, handle string) int {
 	return slices.IndexFunc(infos, func(i groupv1.VolumeSnapshotInfo) bool { return i.SnapshotHandle == handle })
 }
 
-// withProblem returns a with a problem if it lacks snapshots in the list of the group. The group is not
+// withProblem returns a with a problem if it lacks snapshots of volumes, or in the list of the group. The group is not
 // ready then.
 func (c *content) withProblem(a answer) answer {
+	if c.group && c.dynamic() && a.problem == nil && len(a.snapshots) < len(c.volumes) { // drivers may write IDs of volumes differently
+		a.ready = false
+		a.problem = fmt.Errorf("the driver returned a group with %d snapshots of %d volumes. Check it at the storage system",
+			len(a.snapshots), len(c.volumes))
+	}
 	var missing []string
 	for _, s := range c.known().snapshots {
 		if indexOf(a.snapshots, s.SnapshotHandle) < 0 {

@@ -345,19 +345,23 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 			})
 		}
 	})
-	t.Run("no_snapshots_in_the_answer", func(t *testing.T) {
-		f := groupScenario(t, nil)
-		f.Plugin.Always(createGroup, csitest.Alter(func(r *csi.CreateVolumeGroupSnapshotResponse) { r.GroupSnapshot.Snapshots = nil }))
-		f.group(nil)
-		f.untilGroup("reports it", func(o *groupv1.VolumeGroupSnapshotContent) bool {
-			return o.Status != nil && o.Status.VolumeGroupSnapshotHandle != nil && o.Status.Error != nil &&
-				containsAll(*o.Status.Error.Message, "a group without snapshots")
+	for i, problem := range []string{"a group without snapshots", "1 snapshots of 2 volumes"} {
+		t.Run("snapshots_are_missing_in_the_answer", func(t *testing.T) {
+			f := groupScenario(t, nil)
+			f.Plugin.Always(createGroup, csitest.Alter(func(r *csi.CreateVolumeGroupSnapshotResponse) {
+				r.GroupSnapshot.Snapshots = r.GroupSnapshot.Snapshots[:i]
+			}))
+			f.group(nil)
+			f.untilGroup("reports it", func(o *groupv1.VolumeGroupSnapshotContent) bool {
+				return o.Status != nil && o.Status.VolumeGroupSnapshotHandle != nil && o.Status.Error != nil && !*o.Status.ReadyToUse &&
+					containsAll(*o.Status.Error.Message, problem)
+			})
+			f.Plugin.Always(createGroup, nil)
+			if o := f.untilGroup("is complete", isGroupComplete); len(o.Status.VolumeSnapshotInfoList) != 2 {
+				t.Errorf("status %+v", o.Status)
+			}
 		})
-		f.Plugin.Always(createGroup, nil)
-		if o := f.untilGroup("is complete", isGroupComplete); len(o.Status.VolumeSnapshotInfoList) != 2 {
-			t.Errorf("status %+v", o.Status)
-		}
-	})
+	}
 	t.Run("fewer_snapshots_in_a_later_answer", func(t *testing.T) {
 		f := groupScenario(t, nil)
 		f.Plugin.Always(createGroup, groupNotReadyYet())
