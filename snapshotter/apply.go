@@ -266,7 +266,13 @@ func (l *loop[T, C]) delete(ctx context.Context, obj T, s state, step step) erro
 	if err := l.calls.delete(call, step.handle, step.members, s.secrets); err != nil {
 		return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: %w", c.noun, err), cause{})
 	}
-	l.memories.update(c.uid(), func(m *memory) { m.deleted, m.blocked = true, "" })
+	l.memories.update(c.uid(), func(m *memory) {
+		if m.createdAgain(c) {
+			m.answer = nil
+			return
+		}
+		m.deleted, m.blocked = true, ""
+	})
 	l.replays.end(c.uid())
 	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.handle)
 	return nil

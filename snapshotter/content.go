@@ -127,6 +127,9 @@ func (c *content) driverHandle() string {
 // snapshotHandles returns the handles of the snapshots of a group, also if they are not in the status yet. Nil:
 // only the driver knows them.
 func (c *content) snapshotHandles(m memory) []string {
+	if m.createdAgain(c) {
+		return handlesOf(m.answer.snapshots)
+	}
 	handles := handlesOf(c.known().snapshots)
 	if handles == nil {
 		handles = c.members

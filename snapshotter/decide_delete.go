@@ -109,13 +109,14 @@ func (c *content) decideDeleted() step {
 	return step{action: doClearStatus, reason: "SnapshotDeleted", status: change}
 }
 
-// deletedHandle returns the handle of the snapshot that is deleted with c, also if it is not in the
+// deletedHandle returns the handle of the snapshot that is deleted next with c, also if it is not in the
 // status yet, or "" if there is none.
 func (c *content) deletedHandle(m memory) string {
-	if handle := c.driverHandle(); handle != "" || m.answer == nil {
-		return handle
+	handle := c.driverHandle()
+	if m.answer != nil && (handle == "" || m.createdAgain(c)) {
+		return m.answer.handle
 	}
-	return m.answer.handle
+	return handle
 }
 
 // decideRelease handles a content that is being deleted and has no snapshot to delete.

@@ -216,6 +216,8 @@ func TestDecide(t *testing.T) {
 		"definite": {changes{released, withOutcome(definite), set(AnnBeingCreated, AnnRequest)}, doRemoveFinalizer,
 			"NothingToDelete"},
 		"has a handle, being created": {changes{released, set(AnnBeingCreated), withStatus(ready)}, doReadContent, "Unconfirmed"},
+		"created again in a deletion": {changes{released, withStatus(ready), withOutcome(definite), answered(answer{handle: "h2"}), live},
+			doDelete, "Deleting"},
 		"answered in a deletion": {changes{released, withOutcome(definite), answered(answer{handle: "h"}), live}, doDelete,
 			"Deleting"},
 		"answered and retained": {changes{released, retained, withOutcome(definite), answered(answer{handle: "h"})}, doRemoveFinalizer,

@@ -62,6 +62,12 @@ func (m memory) unrecorded(c *content) bool {
 	return m.outcome == unknown && !c.has(c.creating) && !c.has(AnnRequest)
 }
 
+// createdAgain reports whether a repeated CreateSnapshot has returned another snapshot than that of the status of c: an earlier
+// leader had deleted that one. Both are deleted.
+func (m memory) createdAgain(c *content) bool {
+	return c.dynamic() && m.answer != nil && c.known().handle != "" && m.answer.handle != c.known().handle
+}
+
 // neverCalled records that no process has called CreateSnapshot.
 func neverCalled(m *memory) { m.outcome = definite }
 

@@ -578,15 +578,24 @@ func TestSnapshotterScenarioRestart(t *testing.T) {
 		f.Calls(createSnapshot, 1)
 	})
 	t.Run("064_before_the_finalizer", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, nil)
-		f.ready(nil)
-		f.Plugin.Next(removeSnapshot, csitest.DoAndHang())
-		f.delete("v1")
-		f.Wait(removeSnapshot, 1)
-		f.Crash()
-		f.start()
-		f.until("is deleted", isDeleted)
-		f.Calls(removeSnapshot, 2)
+		for ready, removals := range map[bool]int{true: 2, false: 3} { // if not ready, the repeated check creates another snapshot
+			t.Run(fmt.Sprintf("ready_%t", ready), func(t *testing.T) {
+				f := scenario(t, csitest.Config{}, nil)
+				f.Plugin.Always(createSnapshot, csitest.Alter(func(r *csi.CreateSnapshotResponse) { r.Snapshot.ReadyToUse = ready }))
+				f.content("v1", nil)
+				f.until("is created", func(o *snapshotv1.VolumeSnapshotContent) bool {
+					return o.Status != nil && o.Status.SnapshotHandle != nil && !has(o, AnnBeingCreated)
+				})
+				f.Plugin.Next(removeSnapshot, csitest.DoAndHang())
+				f.delete("v1")
+				f.Wait(removeSnapshot, 1)
+				f.Crash()
+				f.start()
+				f.until("is deleted", isDeleted)
+				f.Calls(removeSnapshot, removals)
+				f.noSnapshots()
+			})
+		}
 	})
 	t.Run("065_before_the_finalizer_with_a_foreign_one", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
