@@ -139,7 +139,7 @@ func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
 func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) error {
 	c := s.content
 	isNew := c.known().handle == ""
-	forced := isNew && c.terminating() && c.forced(s.memory)
+	forced := c.terminating() && c.forced(s.memory)
 	release, err := l.shareVolumes(ctx, c)
 	if err != nil {
 		return err
@@ -147,7 +147,7 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 	defer release()
 	l.memories.update(c.uid(), func(m *memory) { m.request, m.outcome = step.request, indeterminate }) // also if the call panics
 	if c.terminating() && c.released() {
-		l.replays.begin(c, step.request, s.secrets)
+		l.replays.begin(c, step.request)
 		if newest, ok := l.objects.Get(c.meta.Name); !ok || newest.GetUID() != c.uid() { // its deletion was handled before
 			l.replays.end(c.uid())
 			return nil
@@ -206,7 +206,7 @@ func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, name string, 
 		return nil
 	case forced:
 		l.event(c, warning, c.deleted, fmt.Sprintf("%s is indeterminate (%v), and annotation %s was removed. "+
-			"Check the storage system for the %s %q, which is not deleted", c.create, err, c.creating, c.noun, name))
+			"Check the storage system for the %s %q, which may remain", c.create, err, c.creating, c.noun, name))
 		return nil
 	}
 	waitsFor := cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, err)}

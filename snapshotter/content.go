@@ -127,17 +127,19 @@ func (c *content) driverHandle() string {
 // snapshotHandles returns the handles of the snapshots of a group, also if they are not in the status yet. Nil:
 // only the driver knows them.
 func (c *content) snapshotHandles(m memory) []string {
-	if m.createdAgain(c) {
-		return handlesOf(m.answer.snapshots)
+	known, answered := handlesOf(c.known().snapshots), []string(nil)
+	if m.answer != nil {
+		answered = handlesOf(m.answer.snapshots)
 	}
-	handles := handlesOf(c.known().snapshots)
-	if handles == nil {
-		handles = c.members
+	switch {
+	case !c.dynamic() && known == nil:
+		return c.members
+	case c.dynamic() && len(answered) >= len(c.volumes):
+		return answered
+	case c.dynamic() && (len(known) < len(c.volumes) || m.createdAgain(c)):
+		return nil
 	}
-	if handles == nil && c.dynamic() && m.answer != nil {
-		handles = handlesOf(m.answer.snapshots)
-	}
-	return handles
+	return known
 }
 
 func handlesOf(snapshots []groupv1.VolumeSnapshotInfo) []string {

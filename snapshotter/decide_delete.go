@@ -54,25 +54,24 @@ func recordStep(c *content, request *createRequest) step {
 // leader: if the driver executes it after DeleteSnapshot, it creates the snapshot again. wait is false if nothing is to be repeated.
 func (d driver) decideRepeatedCheck(s state) (_ step, wait bool) {
 	c := s.content
-	earlier := s.memory.outcome == unknown && c.dynamic() && c.bound() && c.has(AnnRequest) && (c.has(c.creating) || !c.known().ready)
-	forced := s.memory.announced[blockedOutcome] && !c.has(c.creating) // see [content.forced]
-	if !earlier && s.memory.outcome != indeterminate || forced {
+	earlier := s.memory.outcome == unknown && c.dynamic() && c.bound() && (!c.known().ready || c.has(c.creating) && c.has(AnnRequest))
+	if !earlier && s.memory.outcome != indeterminate {
 		return step{}, false
 	}
 	request, err := d.createRequest(c, s.class, s.memory)
 	switch {
 	case err != nil: // never after a call of this process
 		return step{}, false
-	case !c.has(c.creating) || !c.has(AnnRequest):
+	case !c.forced(s.memory) && (!c.has(c.creating) || !c.has(AnnRequest)):
 		return recordStep(c, request), true
 	}
 	return step{action: doCreate, reason: "Indeterminate", request: request}, true
 }
 
 // forced reports whether another writer has removed the annotation of an indeterminate CreateSnapshot,
-// to end the wait for its outcome.
+// to end the wait for its outcome. A check has the annotation only during the wait.
 func (c *content) forced(m memory) bool {
-	return m.outcome != definite && !c.has(c.creating) && c.has(AnnRequest)
+	return m.outcome != definite && !c.has(c.creating) && c.has(AnnRequest) && (c.known().handle == "" || m.announced[blockedOutcome])
 }
 
 // decideDelete handles a content whose snapshot is deleted at the driver.

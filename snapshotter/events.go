@@ -74,7 +74,12 @@ func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, 
 	}
 	message := errorMessage(prefix, err)
 	if isContradiction(err) {
-		l.memories.update(c.uid(), func(m *memory) { m.answer = nil })
+		l.memories.update(c.uid(), func(m *memory) {
+			m.answer = nil
+			if m.outcome == definite { // a deletion asks the driver again for the other snapshot
+				m.outcome = indeterminate
+			}
+		})
 		l.event(c, warning, reason, message)
 		return err
 	}

@@ -319,6 +319,16 @@ func (f *fixture) withSecret(o *snapshotv1.VolumeSnapshotContent) {
 	o.Annotations = map[string]string{AnnSecretName: "s", AnnSecretNamespace: f.Namespace}
 }
 
+// notReady creates a content whose snapshot does not become ready.
+func (f *fixture) notReady() *snapshotv1.VolumeSnapshotContent {
+	f.Helper()
+	f.Plugin.Always(createSnapshot, csitest.Alter(func(r *csi.CreateSnapshotResponse) { r.Snapshot.ReadyToUse = false }))
+	f.content("v1", nil)
+	return f.until("is created", func(o *snapshotv1.VolumeSnapshotContent) bool {
+		return o.Status != nil && o.Status.SnapshotHandle != nil && !has(o, AnnBeingCreated)
+	})
+}
+
 // created returns the CreateSnapshot requests so far.
 func (f *fixture) created() (requests []*csi.CreateSnapshotRequest) {
 	for _, c := range f.Plugin.Calls(createSnapshot) {

@@ -9,17 +9,18 @@ import (
 	"sync"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // replay is a CreateSnapshot that was repeated for a content that is being deleted, until its snapshot is deleted.
 type replay struct {
 	content  *content
 	request  *createRequest
-	secrets  map[string]string
 	answer   *answer // nil: the outcome is unknown
 	orphaned bool    // the content does not exist any more
 }
@@ -31,13 +32,13 @@ type replays struct {
 	of map[types.UID]*replay
 }
 
-func (r *replays) begin(c *content, request *createRequest, secrets map[string]string) {
+func (r *replays) begin(c *content, request *createRequest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.of == nil {
 		r.of = map[types.UID]*replay{}
 	}
-	r.of[c.uid()] = &replay{content: c, request: request, secrets: secrets}
+	r.of[c.uid()] = &replay{content: c, request: request}
 }
 
 func (r *replays) answered(uid types.UID, a *answer) {
@@ -80,6 +81,21 @@ func (r *replays) get(uid types.UID) *replay {
 // repeated first.
 func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error {
 	log := klog.FromContext(ctx).WithValues(logKey(r.content), key.Name, "snapshotName", r.request.Name)
+	// A watch by labels also ends with a label, and this cache with a change of the driver.
+	live, err := l.writer.Get(ctx, key.Name, metav1.GetOptions{})
+	switch {
+	case err == nil && live.GetUID() == key.UID:
+		l.replays.end(key.UID)
+		l.memories.forget(key.UID)
+		return nil
+	case err != nil && !kube.IsNotFound(err):
+		return fmt.Errorf("reading %s %q, which was deleted during a repeated creation: %w", r.content.kind.name, key.Name, err)
+	}
+	secrets, err := l.replaySecrets(ctx, r.content)
+	if err != nil {
+		log.Error(err, "Content was deleted before its snapshot. The deletion is retried while this process leads")
+		return err
+	}
 	if r.answer == nil {
 		release, err := l.shareVolumes(ctx, r.content)
 		if err != nil {
@@ -88,7 +104,7 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error 
 		defer release()
 		call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 		defer cancel()
-		a, err := l.calls.create(call, r.content, r.request, r.secrets)
+		a, err := l.calls.create(call, r.content, r.request, secrets)
 		switch {
 		case err != nil && csiclient.OutcomeOf(err) == csiclient.Final:
 			l.replays.end(key.UID)
@@ -103,7 +119,7 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error 
 	}
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
-	if err := l.calls.delete(call, r.answer.handle, handlesOf(r.answer.snapshots), r.secrets); err != nil {
+	if err := l.calls.delete(call, r.answer.handle, handlesOf(r.answer.snapshots), secrets); err != nil {
 		err = fmt.Errorf("deleting the %s %q: %w", r.content.noun, r.answer.handle, err)
 		log.Error(err, "Content was deleted before its snapshot. The deletion is retried while this process leads")
 		return err
@@ -112,4 +128,17 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error 
 	l.memories.forget(key.UID)
 	log.Info("Snapshot of a deleted content deleted", "snapshotHandle", r.answer.handle)
 	return nil
+}
+
+// replaySecrets reads the Secret for the calls of an undo; nil for none.
+func (l *loop[T, C]) replaySecrets(ctx context.Context, c *content) (map[string]string, error) {
+	secret, err := l.c.driver.annotatedSecret(c)
+	if err != nil || secret == nil {
+		return nil, err
+	}
+	values, err := kube.ReadSecret(ctx, l.c.deps.Client, secret)
+	if err != nil {
+		return nil, credentials(c, err)
+	}
+	return values, nil
 }

@@ -239,6 +239,22 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 			}
 		})
 	}
+	t.Run("content_given_to_another_driver_during_the_repeated_call", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.indeterminate(codes.Unavailable)
+		f.delete("v1")
+		f.waitEvent("Waiting for the outcome of CreateSnapshot")
+		f.Plugin.Always(createSnapshot, nil)
+		f.Plugin.Next(createSnapshot, func(_ context.Context, _ *csitest.Plugin, _ any, do func() (any, error)) (any, error) {
+			f.patch("v1", `{"spec":{"driver":"other"}}`)
+			return do()
+		})
+		n := f.Plugin.Count(createSnapshot)
+		f.Wait(createSnapshot, n+1)
+		f.quiet()
+		f.Calls(removeSnapshot, 0)
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+	})
 	t.Run("049_annotation_restored", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.ready(nil)
@@ -271,6 +287,28 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 				}
 			})
 		}
+	})
+	t.Run("050_annotation_of_a_check_removed_by_a_tool", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalMax = 2 * time.Second })
+		f.notReady()
+		f.Plugin.Always(createSnapshot, csitest.Fail(codes.Unavailable, "no"))
+		f.waitEvent("SnapshotContentCheckandUpdateFailed", "no")
+		f.delete("v1")
+		f.waitEvent("Waiting for the outcome of CreateSnapshot")
+		f.annotate("v1", AnnBeingCreated, nil)
+		f.until("is deleted", isDeleted)
+		f.waitEvent("Warning SnapshotDeleteError CreateSnapshot is indeterminate", "may remain")
+		f.Calls(removeSnapshot, 1)
+	})
+	t.Run("another_snapshot_in_the_answer_of_a_check", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		o := f.notReady()
+		_, err := f.Plugin.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: *o.Status.SnapshotHandle})
+		f.Must(err)
+		f.waitEvent("the driver returned snapshot handle")
+		f.delete("v1")
+		f.until("is deleted", isDeleted)
+		f.noSnapshots()
 	})
 	t.Run("050_annotation_and_finalizer_removed_by_a_tool", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) {
@@ -581,11 +619,11 @@ func TestSnapshotterScenarioRestart(t *testing.T) {
 		for ready, removals := range map[bool]int{true: 2, false: 3} { // if not ready, the repeated check creates another snapshot
 			t.Run(fmt.Sprintf("ready_%t", ready), func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, nil)
-				f.Plugin.Always(createSnapshot, csitest.Alter(func(r *csi.CreateSnapshotResponse) { r.Snapshot.ReadyToUse = ready }))
-				f.content("v1", nil)
-				f.until("is created", func(o *snapshotv1.VolumeSnapshotContent) bool {
-					return o.Status != nil && o.Status.SnapshotHandle != nil && !has(o, AnnBeingCreated)
-				})
+				if ready {
+					f.ready(nil)
+				} else {
+					f.notReady()
+				}
 				f.Plugin.Next(removeSnapshot, csitest.DoAndHang())
 				f.delete("v1")
 				f.Wait(removeSnapshot, 1)
