@@ -234,6 +234,8 @@ func TestCapacityScenarioVersion(t *testing.T) {
 				http.NotFound(w, r)
 			case 2: // v1beta1
 				w.WriteHeader(http.StatusBadGateway)
+			case 3, 4, 5, 6, 7, 8, 9:
+				panic(http.ErrAbortHandler)
 			default:
 				pass.ServeHTTP(w, r)
 			}

@@ -19,12 +19,13 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	typedv1beta1 "k8s.io/client-go/kubernetes/typed/storage/v1beta1"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // Beta reports whether the API server serves CSIStorageCapacity only as v1beta1, as
-// Kubernetes does up to 1.23. It retries transient errors for half a minute.
+// Kubernetes does up to 1.23. It retries transient errors until ctx ends.
 func Beta(ctx context.Context, client discovery.DiscoveryInterface) (bool, error) {
 	var beta bool
 	err := retry(ctx, func() error {
@@ -47,11 +48,11 @@ var errNotServed = errors.New(
 	"the API server serves CSIStorageCapacity neither in storage.k8s.io/v1 nor in v1beta1. Use Kubernetes 1.21 or later",
 )
 
-// retry repeats f with back-off for up to half a minute while it returns a transient error.
+// retry repeats f with back-off while it returns a transient error and ctx has not ended. It returns the last error.
 func retry(ctx context.Context, f func() error) error {
-	pause := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Steps: 8}
+	pause := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Cap: 10 * time.Second, Steps: 100}
 	var last error
-	err := wait.ExponentialBackoffWithContext(ctx, pause, func(context.Context) (bool, error) {
+	err := pause.DelayFunc().Until(ctx, true, true, func(context.Context) (bool, error) {
 		last = f()
 		switch {
 		case last == nil:
@@ -60,6 +61,7 @@ func retry(ctx context.Context, f func() error) error {
 			apierrors.IsForbidden(last), apierrors.IsUnauthorized(last), apierrors.IsBadRequest(last):
 			return false, last
 		}
+		klog.FromContext(ctx).Info("Starting the capacity role waits for the API server", "err", last)
 		return false, nil
 	})
 	if err != nil && last != nil {

@@ -229,19 +229,21 @@ func (c *Client) Connect(ctx context.Context) (Driver, error) {
 		if err != nil {
 			return Driver{}, err
 		}
-		if !disconnected {
-			break
+		if disconnected {
+			continue
+		}
+		driver, err := c.identify(ctx)
+		switch {
+		case err == nil:
+			c.mu.Lock()
+			c.driver = driver
+			c.mu.Unlock()
+			c.setReady(nil)
+			return driver, nil
+		case status.Code(err) != codes.Unavailable || !c.disconnects(ctx):
+			return Driver{}, err
 		}
 	}
-	driver, err := c.identify(ctx)
-	if err != nil {
-		return Driver{}, err
-	}
-	c.mu.Lock()
-	c.driver = driver
-	c.mu.Unlock()
-	c.setReady(nil)
-	return driver, nil
 }
 
 // awaitConnection waits until the connection is established.
@@ -266,6 +268,13 @@ func (c *Client) awaitConnection(ctx context.Context) error {
 				"address", c.cfg.Address, "waited", time.Since(start).Round(time.Second), "err", c.CheckReady())
 		}
 	}
+}
+
+// disconnects reports whether the connection is lost, which may be a moment after a call has failed because of that.
+func (c *Client) disconnects(ctx context.Context) bool {
+	wait, cancel := context.WithTimeout(ctx, probeInterval)
+	defer cancel()
+	return c.conn.WaitForStateChange(wait, connectivity.Ready)
 }
 
 // probe calls Probe every second until the driver is ready. It returns true if the connection was

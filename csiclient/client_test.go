@@ -272,6 +272,25 @@ func TestLostConnectionComesBack(t *testing.T) {
 	}
 }
 
+// TestRestartWhileTheDriverIsIdentified: Connect begins again.
+func TestRestartWhileTheDriverIsIdentified(t *testing.T) {
+	p := csitest.Run(t, csitest.Config{})
+	p.Next("GetPluginCapabilities", csitest.Hang())
+	c, _ := newClient(t, p, nil)
+	go func() {
+		if err := p.Wait(within(t), "GetPluginCapabilities", 1); err == nil {
+			err = p.Restart(nil)
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	connect(t, c)
+	if n := p.Count("GetPluginCapabilities"); n != 2 {
+		t.Errorf("asked %d times", n)
+	}
+}
+
 func TestDriverThatIsNotReadyAfterARestartIsAwaited(t *testing.T) {
 	p := csitest.Run(t, csitest.Config{})
 	c, _ := newClient(t, p, nil)

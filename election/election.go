@@ -122,8 +122,14 @@ func NewCandidate(cfg Config, lock resourcelock.Interface, metrics *Metrics) (*C
 	return &Candidate{cfg: cfg, lock: observed, health: leaderelection.NewLeaderHealthzAdaptor(tolerance)}, nil
 }
 
-// Check fails if this replica is leader and has not renewed the Lease for its duration plus 20 s.
-func (c *Candidate) Check(r *http.Request) error { return c.health.Check(r) }
+// Check fails if this replica is leader and has not renewed the Lease for its duration plus 20 s. For client-go, also a replica
+// that only reads its own expired Lease is leader.
+func (c *Candidate) Check(r *http.Request) error {
+	if _, acquired := c.lock.written(); !acquired {
+		return nil
+	}
+	return c.health.Check(r)
+}
 
 // Campaign tries to acquire the Lease until ctx ends, and calls lead in each term. If lead returns
 // before the end of its context with another error than [ErrLost], Campaign returns its error. If lead returns

@@ -37,7 +37,7 @@ func candidateFor(t *testing.T, server *apiserver.Server) *Candidate {
 }
 
 // TestRestartedHolderEnds: the API server no longer executes writes when a container restarts that held the Lease. It
-// stops at once when it is told to, though it is still the holder.
+// is healthy, and stops at once when it is told to, though it is still the holder.
 func TestRestartedHolderEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
@@ -57,8 +57,13 @@ func TestRestartedHolderEnds(t *testing.T) {
 		}
 		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		begin := time.Now()
-		if err := candidateFor(t, server).Campaign(ctx, func(context.Context) error { return errors.New("it leads") }); err != nil {
+		begin, candidate := time.Now(), candidateFor(t, server)
+		time.AfterFunc(time.Minute-time.Nanosecond, func() {
+			if err := candidate.Check(nil); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := candidate.Campaign(ctx, func(context.Context) error { return errors.New("it leads") }); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(begin); took > time.Minute+DefaultConfig().RenewDeadline {

@@ -64,7 +64,7 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 	p.page.working(t, b.shared.queues)
 	t.startInformers()
 	p.server.ready("informers", t.synced)
-	p.server.ready("roles", t.rolesReady)
+	p.terms.Store(t)
 	return t, nil
 }
 

@@ -84,6 +84,9 @@ func TestCapacityIsAskedFor(t *testing.T) {
 			runs: []string{"provisioner"}},
 		"all per node, asked for by name, needs its node": {command: "all", args: []string{"--controllers=capacity",
 			"--node-deployment"}, env: both, refused: "NODE_NAME"},
+		"all, one role per node": {command: "all", args: []string{"--controllers=provisioner,capacity",
+			"--provisioner-node-deployment"}, env: map[string]string{"NAMESPACE": "ns", "POD_NAME": "pod", "NODE_NAME": "n"},
+			refused: "the capacity would work on every node without a Lease"},
 		"provision per node needs its node without capacity": {command: "provision", args: []string{"--node-deployment"},
 			refused: "NODE_NAME"},
 	} {

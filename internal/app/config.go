@@ -73,6 +73,10 @@ func (c Config) Validate() error {
 					"--controllers=provisioner,capacity,snapshotter or some of these", r.Name))
 				break
 			}
+			if mayRun(c.Settings, r.Name) && !r.nodeDeployment(c.Settings) {
+				errs = append(errs, fmt.Errorf("--node-deployment: the %s would work on every node without a Lease. Set it for all roles, "+
+					"or for none", r.Name))
+			}
 		}
 	}
 	if c.Common.DriverHealthEndpoint != "" && c.nameWithoutConnection() != "" {

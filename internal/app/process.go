@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -36,6 +37,7 @@ type process struct {
 	health         driverHealth
 	driver         csiclient.Driver
 	terminationLog string
+	terms          atomic.Pointer[terms] // nil until the roles are built
 }
 
 // Run runs the roles until ctx ends, or until an error occurs that no retry fixes. Components stop in the
@@ -66,6 +68,7 @@ func (c Config) Run(ctx context.Context) error {
 		}
 		return nil
 	})
+	server.ready("roles", p.rolesReady)
 	config, err := restConfig(c)
 	if err != nil {
 		return err
@@ -87,6 +90,14 @@ func (c Config) Run(ctx context.Context) error {
 	defer terms.stop()
 	defer stopServices() // stop waits for the watches
 	return p.work(ctx, services, stopServices, terms)
+}
+
+// rolesReady is [terms.rolesReady], and fails before that.
+func (p *process) rolesReady() error {
+	if t := p.terms.Load(); t != nil {
+		return t.rolesReady()
+	}
+	return errors.New("the roles are not built yet")
 }
 
 // work runs the terms until they end, or the connection to the driver does. Then it stops the services.

@@ -150,6 +150,9 @@ func TestDriverHealthEndpoint(t *testing.T) {
 	defer p.csi.Close()
 	want("/healthz", http.StatusOK, "ok")
 	want("/metrics", http.StatusNotFound, "")
+	if err := p.rolesReady(); err == nil {
+		t.Error("ready before the roles are built")
+	}
 	plugin.Next("Probe", csitest.Alter(func(r *csi.ProbeResponse) { r.Ready = wrapperspb.Bool(false) }))
 	want("/healthz", http.StatusInternalServerError, "driver responded but is not ready")
 	plugin.Stop()
