@@ -36,7 +36,7 @@ func (o Outcome) String() string {
 var broken = []string{
 	"stream terminated by RST_STREAM", "server closed the stream without sending trailers", "unexpected EOF", "cardinality violation: ",
 	"a HEADERS frame cannot", "peer header list size exceeded limit", "protocol error: ", "malformed header: ", "transport: ",
-	"unexpected HTTP status code", "received ", "grpc: received ", "grpc: trying to send ", "grpc: failed to ",
+	"unexpected HTTP status code", "grpc: received ", "grpc: trying to send ", "grpc: failed to ",
 	"grpc: message after decompression ", "grpc: Decompressor ", "grpc: no decompressor ", "grpc: compressed flag set ",
 }
 
@@ -61,6 +61,9 @@ func OutcomeOf(err error) Outcome {
 		if s.Message() == "" { // the response had no status
 			return Indeterminate
 		}
+	}
+	if strings.HasPrefix(s.Message(), "received ") && strings.Contains(s.Message(), "-bytes data exceeding the limit ") {
+		return Indeterminate // also from gRPC-Go
 	}
 	if !refused(s.Message()) && slices.ContainsFunc(broken, func(prefix string) bool { return strings.HasPrefix(s.Message(), prefix) }) {
 		return Indeterminate

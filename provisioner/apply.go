@@ -53,6 +53,7 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 	case doReadClaim:
 		return none, a.readClaim(ctx, key, s.claim, r)
 	case doBegin:
+		r.failure = nil
 		return beginRequest(a.identified(step.next)), nil
 	case doProtectSource:
 		return a.protectSource(ctx, s, step.next)
@@ -216,8 +217,11 @@ func (a *applier) unprotect(ctx context.Context, claim *corev1.PersistentVolumeC
 	case err != nil && a.outdated(claim, err):
 		return transition{}, nil
 	case err != nil:
-		return transition{}, fmt.Errorf("removing finalizer %s from claim %s/%s: %w",
-			kube.ProvisioningFinalizer, claim.Namespace, claim.Name, err)
+		err = fmt.Errorf("removing finalizer %s from claim %s/%s: %w", kube.ProvisioningFinalizer, claim.Namespace, claim.Name, err)
+		if kube.IsRefused(err) {
+			a.c.event(claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(claim), err))
+		}
+		return transition{}, err
 	}
 	return claimUnprotected(), nil
 }

@@ -98,7 +98,8 @@ func (a *applier) existingPV(
 }
 
 // isVolume reports whether pv is for the volume of source that is accessible by affinity.
-// Drivers that work on one node may return the same ID on several nodes.
+// Drivers that work on one node may return the same ID on several nodes: also a volume that this node reaches counts as equal,
+// because a webhook or the driver may have changed the affinity.
 func (d driver) isVolume(
 	pv *corev1.PersistentVolume, source *corev1.CSIPersistentVolumeSource, affinity *corev1.VolumeNodeAffinity,
 ) bool {
@@ -111,7 +112,7 @@ func (d driver) isVolume(
 	if !same {
 		return false
 	}
-	return !d.NodeDeployment || equality.Semantic.DeepEqual(pv.Spec.NodeAffinity, affinity)
+	return !d.NodeDeployment || equality.Semantic.DeepEqual(pv.Spec.NodeAffinity, affinity) || len(d.segments) > 0 && d.reaches(pv)
 }
 
 // drainLimit bounds the PersistentVolumes that are created at the same time before the process exits.

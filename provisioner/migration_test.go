@@ -170,6 +170,14 @@ func TestIsVolume(t *testing.T) {
 	if d.isVolume(here, source, there) || !d.isVolume(here, source, zoneAffinity("zone", "a")) {
 		t.Error("the volumes of two nodes may have one ID")
 	}
+	d.segments = map[string]string{"zone": "b", "host": "n"}
+	if d.isVolume(here, source, there) {
+		t.Error("the volume of another node is none of this one")
+	}
+	here.Spec.NodeAffinity = zoneAffinity("host", "n") // changed by a webhook
+	if !d.isVolume(here, source, there) {
+		t.Error("a volume that this node reaches is that of another node")
+	}
 }
 
 // TestOwns goes through all combinations of the annotations that name an owner.

@@ -685,6 +685,26 @@ func provisionerScenarioAnswers(t *testing.T) {
 			t.Run(name, func(t *testing.T) { savedLater(t, tt) })
 		}
 	})
+	t.Run("finalizer_of_a_claim_kept_without_permission", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		var granted atomic.Bool
+		f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if f.Plugin.VolumeCount() > 0 && !granted.Load() && strings.Contains(r.URL.Path, "/persistentvolumeclaims/") &&
+				(r.Method == http.MethodPatch || r.Method == http.MethodPut) {
+				refuse(w, apierrors.NewForbidden(schema.GroupResource{Resource: "persistentvolumeclaims"}, "x", nil))
+				return
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.makeClass(nil)
+		claim := f.claim(func(c *corev1.PersistentVolumeClaim) { // as an earlier process has left it
+			c.Finalizers = []string{kube.ProvisioningFinalizer}
+		})
+		f.event("ProvisioningFailed", "removing finalizer "+kube.ProvisioningFinalizer, "forbidden")
+		granted.Store(true)
+		f.saved(claim)
+		f.claimIs("is not protected", func(c *corev1.PersistentVolumeClaim) bool { return !isProtected(c) })
+	})
 	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "PersistentVolume"}, "x", nil)
 	for name, tt := range map[string]struct {
 		answer *apierrors.StatusError

@@ -27,7 +27,7 @@ func (a *attempt) expand(ctx context.Context, s claimState, step step) error {
 		return err
 	}
 	var response *csi.ControllerExpandVolumeResponse
-	if ended := a.call(ctx, src, func(call context.Context) {
+	if ended := a.call(ctx, src, step.target, func(call context.Context) {
 		response, err = a.t.c.deps.CSI.ControllerExpandVolume(call, request)
 	}); ended != nil {
 		return ended
@@ -54,7 +54,7 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 		return err
 	}
 	request := driver.modifyRequest(src, s.claim, s.classes[step.target.class], s.secrets)
-	if ended := a.call(ctx, src, func(call context.Context) {
+	if ended := a.call(ctx, src, step.target, func(call context.Context) {
 		_, err = a.t.c.deps.CSI.ControllerModifyVolume(call, request)
 	}); ended != nil {
 		return ended
@@ -69,9 +69,9 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 // call calls f with the deadline of a CSI call and without the lock of the memory. The outcome is
 // unknown until f returns. If ctx ends before the volume can be used, call returns an error without
 // calling f.
-func (a *attempt) call(ctx context.Context, src source, f func(context.Context)) (err error) {
+func (a *attempt) call(ctx context.Context, src source, t target, f func(context.Context)) (err error) {
 	m := a.memory()
-	m.settled, m.waiting = "", false
+	m.settled, m.called, m.waiting = "", t.key, false
 	// An attempt that follows reads the secret again.
 	a.reads.secretRead, a.reads.secrets, a.reads.classes = false, nil, nil
 	a.m.unlocked(func() {

@@ -141,7 +141,7 @@ func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason st
 	case controllerInProgress, controllerInfeasible:
 		// While the outcome of the recorded size is unknown, no other size is requested. A volume that was
 		// expanded to it is not requested smaller, whatever later calls returned.
-		known := status == controllerInfeasible || s.memory.settled == bytesOf(allocated)
+		known := s.memory.settled == bytesOf(allocated) || status == controllerInfeasible && s.memory.called != bytesOf(allocated)
 		if !known || volumeSuffices && volume.Cmp(allocated) >= 0 {
 			return allocated, ""
 		}

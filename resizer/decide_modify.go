@@ -37,7 +37,8 @@ func modificationOf(claim *corev1.PersistentVolumeClaim) modification {
 // decideModify returns the next step of the modification of a claim of the driver.
 func (d driver) decideModify(s claimState) step {
 	current, requested := modificationOf(s.claim), requestedClass(s.claim)
-	inProgress := current.status == corev1.PersistentVolumeClaimModifyVolumeInProgress
+	inProgress := current.status == corev1.PersistentVolumeClaimModifyVolumeInProgress ||
+		current.target != "" && s.memory.called == current.target && s.memory.settled != current.target
 	switch {
 	case !d.modifies || s.volume.Spec.CSI == nil:
 		return step{reason: "NotSupported"}

@@ -67,6 +67,10 @@ func settled(target string) func(*claimState) {
 	return func(s *claimState) { s.memory.settled = bytesOf(resource.MustParse(target)) }
 }
 
+func called(target string) func(*claimState) {
+	return func(s *claimState) { s.memory.called = bytesOf(resource.MustParse(target)) }
+}
+
 func expanding() driver {
 	return driver{name: testDriver, expansion: expandsController, annotates: true, retryMax: time.Minute}
 }
@@ -100,6 +104,10 @@ func TestExpansionTarget(t *testing.T) {
 			want: "11Gi"},
 		"infeasible": {state: []func(*claimState){sizes("4Gi", "1Gi", "11Gi", controllerInfeasible, "1Gi")},
 			want: "4Gi"},
+		"infeasible, written late by an earlier leader": {state: []func(*claimState){
+			sizes("4Gi", "1Gi", "11Gi", controllerInfeasible, "1Gi"), called("11Gi")}, want: "11Gi"},
+		"infeasible, final error": {state: []func(*claimState){
+			sizes("4Gi", "1Gi", "11Gi", controllerInfeasible, "1Gi"), called("11Gi"), settled("11Gi")}, want: "4Gi"},
 		"in progress, volume written, final error": {
 			state: []func(*claimState){sizes("4Gi", "1Gi", "11Gi", controllerInProgress, "11Gi"), settled("11Gi")}, want: "11Gi"},
 		"in progress, volume written, final error, raised": {
@@ -403,6 +411,8 @@ func TestDecideModify(t *testing.T) {
 		"3: indeterminate":   {[]func(*claimState){vac("bronze", "", "InProgress", "gold"), all}, doModify, "gold"},
 		"3: indeterminate, unconfirmed": {[]func(*claimState){vac("bronze", "", "InProgress", "gold"), all, unconfirmed},
 			doReadClaim, ""},
+		"3: indeterminate, an earlier leader's error is written late": {[]func(*claimState){vac("bronze", "", "Infeasible", "gold"), all,
+			func(s *claimState) { s.memory.called = "gold" }}, doIntend, "gold"},
 		"3: indeterminate, canceled": {[]func(*claimState){vac("", "", "InProgress", "gold"), all}, doModify, "gold"},
 		"3: final, canceled": {[]func(*claimState){vac("", "", "InProgress", "gold"), all, known("gold")}, doModify,
 			"gold"},

@@ -68,6 +68,8 @@ type operationMemory struct {
 	// settled is a target whose outcome is known: its response was final, or, of modifications, the
 	// driver was not called for it yet. An expansion that was recorded is always called for.
 	settled string
+	// called is the target of the last call. A status that an earlier leader writes late does not settle it.
+	called string
 	// answer is a response that is not written to the API yet.
 	answer *answer
 	// recorded is the error that was last written to the conditions.
