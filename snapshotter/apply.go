@@ -38,6 +38,8 @@ func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *re
 		return l.readSecret(ctx, obj, step, r)
 	case doReadContent:
 		return l.readContent(ctx, obj, step, r)
+	case doReadClass:
+		return l.readNamedClass(ctx, obj, step, r)
 	case doRecordRequest:
 		return l.record(ctx, obj, step)
 	case doCreate:
@@ -77,6 +79,20 @@ func (l *loop[T, C]) readContent(ctx context.Context, obj T, step step, r *reads
 		return l.report(ctx, obj, step.report, fmt.Errorf("Failed to delete %s: reading the content: %w", c.noun, err), cause{})
 	}
 	return fmt.Errorf("reading %s %q from the API server: %w", c.kind.name, c.meta.Name, err)
+}
+
+// readNamedClass reads the class of obj from the API server.
+func (l *loop[T, C]) readNamedClass(ctx context.Context, obj T, step step, r *reads) error {
+	c := l.content(obj)
+	class, err := l.classes.Get(ctx, c.class, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		r.class = l.class(class)
+	case !kube.IsNotFound(err):
+		return l.report(ctx, obj, step.report, fmt.Errorf("Failed to delete %s: reading %s %q: %w", c.noun, c.classKind, c.class, err), cause{})
+	}
+	r.classRead = true
+	return nil
 }
 
 // confirm records that the newest known version of c is from the API server.

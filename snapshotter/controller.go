@@ -147,7 +147,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { c.runGroups(work) })
 	err := runLoop(work, c, loopDeps[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]{
-		name: queueContents, watches: w, writer: c.clients.contents, status: c.clients.contents.status(),
+		name: queueContents, watches: w, writer: c.clients.contents, status: c.clients.contents.status(), classes: c.clients.classes,
 		content: snapshotContent, class: snapshotClass, calls: snapshotCalls{c}, gauges: &c.contentLoop,
 	})
 	cancel(err)
@@ -195,9 +195,9 @@ func (c *Controller) runGroups(ctx context.Context) {
 		}
 		work, cancel := context.WithCancelCause(ctx)
 		stop := closeOn(w.unavailable, cancel)
-		client := c.clients.groups[w.version].contents
+		clients := c.clients.groups[w.version]
 		_ = runLoop(work, c, loopDeps[*groupv1.VolumeGroupSnapshotContent, *groupv1.VolumeGroupSnapshotClass]{
-			name: queueGroups, watches: w, writer: client, status: client.status(),
+			name: queueGroups, watches: w, writer: clients.contents, status: clients.contents.status(), classes: clients.classes,
 			content: groupContent, class: groupClass, calls: groupCalls{c}, gauges: &c.groupLoop,
 		}) // ends with work
 		stop()

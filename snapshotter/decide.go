@@ -34,9 +34,11 @@ type state struct {
 
 // reads holds what earlier steps of the same sync read from the API server.
 type reads struct {
-	live    bool // the content
-	secret  bool
-	secrets map[string]string
+	live      bool // the content
+	secret    bool
+	secrets   map[string]string
+	classRead bool
+	class     *class // nil: it does not exist
 }
 
 // groupReadiness is the readiness of the group of a member in the cache.
@@ -59,6 +61,7 @@ const (
 	doAnnounce               // send an event about what the deletion waits for, once
 	doReadSecret             // read the secret of the RPC
 	doReadContent            // read the content from the API server
+	doReadClass              // read the class of the content from the API server
 	doRecordRequest          // patch finalizer and annotations of the content
 	doCreate                 // CreateSnapshot
 	doCheck                  // GetSnapshot, ListSnapshots or GetVolumeGroupSnapshot
@@ -72,7 +75,7 @@ const (
 // String returns the value of "action" in logs and the name of the step in traces.
 func (a action) String() string {
 	return [...]string{
-		"nothing", "report creation error", "report check error", "report deletion error", "announce", "read secret", "read content",
+		"nothing", "report creation error", "report check error", "report deletion error", "announce", "read secret", "read content", "read class",
 		"record request", "create", "check", "write answer", "end creation", "delete", "clear status", "remove finalizer",
 	}[a]
 }
@@ -85,7 +88,7 @@ type step struct {
 	err     error     // of doReport…
 	cause   cause     // of doAnnounce, and of doReportDeletion if the deletion waits for it
 	secret  *corev1.SecretReference
-	report  action // of doReadSecret and doReadContent: how an error is reported; doNothing: it is only returned
+	report  action // of the reads: how an error is reported; doNothing: it is only returned
 	request *createRequest
 	answer  *answer
 	handle  string   // of doDelete

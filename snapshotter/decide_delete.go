@@ -26,6 +26,8 @@ func (d driver) decideReplay(s state) step {
 	request, err := d.createRequest(c, s.class, s.memory)
 	secret, noSecret := d.annotatedSecret(c)
 	switch {
+	case err != nil && s.isClassUncached():
+		return readClassStep()
 	case s.memory.unrecorded(c) && (err != nil || noSecret != nil): // it was probably never called
 		return c.decideRelease(s.memory)
 	case err != nil:
@@ -41,6 +43,13 @@ func (d driver) decideReplay(s state) step {
 		return recordStep(c, request)
 	}
 	return s.confirmed(step{action: doCreate, reason: "Indeterminate", request: request})
+}
+
+// isClassUncached reports whether the class may exist although the cache of a new leader lacks it.
+func (s state) isClassUncached() bool { return s.class == nil && s.content.class != "" && !s.classRead }
+
+func readClassStep() step {
+	return step{action: doReadClass, reason: "NotCached", report: doReportDeletion}
 }
 
 // recordStep records a request that is repeated during a deletion.
@@ -60,6 +69,8 @@ func (d driver) decideRepeatedCheck(s state) (_ step, wait bool) {
 	}
 	request, err := d.createRequest(c, s.class, s.memory)
 	switch {
+	case err != nil && s.isClassUncached():
+		return readClassStep(), true
 	case err != nil: // never after a call of this process
 		return step{}, false
 	case !c.forced(s.memory) && (!c.has(c.creating) || !c.has(AnnRequest)):

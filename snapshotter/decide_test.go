@@ -105,7 +105,9 @@ func secret(s *state) {
 
 func secretRead(s *state) { s.reads.secret, s.secrets = true, map[string]string{"k": "v"} }
 
-func noClass(s *state) { s.class = nil }
+func noClass(s *state) { s.class, s.classRead = nil, true }
+
+func classUncached(s *state) { s.class = nil }
 
 func TestDecide(t *testing.T) {
 	type changes = []func(*state)
@@ -192,6 +194,9 @@ func TestDecide(t *testing.T) {
 		"annotations replaced after an error": {changes{released, withStatus(contentStatus{hasReady: true, hasErr: true})}, doRecordRequest,
 			"NotRecorded"},
 		"annotations replaced, secret":     {changes{released, secret}, doReadSecret, "SecretNeeded"},
+		"no annotations, class not cached": {changes{released, classUncached}, doReadClass, "NotCached"},
+		"check of an earlier leader, nothing recorded, class not cached": {changes{released, withStatus(created), classUncached, live},
+			doReadClass, "NotCached"},
 		"no annotations, no class":         {changes{released, noClass}, doRemoveFinalizer, "NothingToDelete"},
 		"no annotations, retained":         {changes{released, retained}, doRemoveFinalizer, "NothingToDelete"},
 		"no annotations, member":           {changes{released, set(AnnGroup)}, doRemoveFinalizer, "NothingToDelete"},
@@ -230,7 +235,7 @@ func TestDecide(t *testing.T) {
 			doReportDeletion, "CannotDelete"},
 		"check indeterminate": {changes{released, withStatus(created), set(AnnRequest), withOutcome(indeterminate), live},
 			doRecordRequest, "NotRecorded"},
-		"check of an earlier leader": {changes{released, withStatus(created), set(AnnRequest), live}, doRecordRequest, "NotRecorded"},
+		"check of an earlier leader":               {changes{released, withStatus(created), set(AnnRequest), live}, doRecordRequest, "NotRecorded"},
 		"check of an earlier leader, not recorded": {changes{released, withStatus(created), live}, doRecordRequest, "NotRecorded"},
 		"check of an earlier leader, nothing recorded, no class": {changes{released, withStatus(created), noClass, live}, doDelete,
 			"Deleting"},

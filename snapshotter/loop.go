@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -34,10 +35,16 @@ type loopDeps[T, C object] struct {
 	watches *watches[T, C]
 	writer  kube.Writer[T] // of objects
 	status  kube.Writer[T] // of their status
+	classes classReader[C]
 	content func(T) *content
 	class   func(C) *class
 	calls   calls
 	gauges  *atomic.Pointer[gauges]
+}
+
+// classReader reads classes from the API server.
+type classReader[C object] interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (C, error)
 }
 
 // loop reconciles the contents of one resource between acquiring and releasing the Lease.
@@ -128,6 +135,7 @@ func (l *loop[T, C]) gather(key contentKey, r reads) (T, state) {
 		return obj, s
 	}
 	s.content = l.content(obj)
+	s.class = r.class
 	if class, ok := l.watches.classes.Get(s.content.class); ok && s.content.class != "" {
 		s.class = l.class(class)
 	}
