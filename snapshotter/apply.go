@@ -89,7 +89,8 @@ func (l *loop[T, C]) readNamedClass(ctx context.Context, obj T, step step, r *re
 	case err == nil:
 		r.class = l.class(class)
 	case !kube.IsNotFound(err):
-		return l.report(ctx, obj, step.report, fmt.Errorf("Failed to delete %s: reading %s %q: %w", c.noun, c.classKind, c.class, err), cause{})
+		err = fmt.Errorf("Failed to delete %s: reading %s %q: %w", c.noun, c.classKind, c.class, err)
+		return l.report(ctx, obj, step.report, err, cause{})
 	}
 	r.classRead = true
 	return nil

@@ -75,7 +75,8 @@ const (
 // String returns the value of "action" in logs and the name of the step in traces.
 func (a action) String() string {
 	return [...]string{
-		"nothing", "report creation error", "report check error", "report deletion error", "announce", "read secret", "read content", "read class",
+		"nothing", "report creation error", "report check error", "report deletion error", "announce", "read secret", "read content",
+		"read class",
 		"record request", "create", "check", "write answer", "end creation", "delete", "clear status", "remove finalizer",
 	}[a]
 }

@@ -40,6 +40,7 @@ func lostNode(n nodecleanup.LostNode, driver string) statusz.LostNode {
 		nodecleanup.RecordApproved:     "cleaned up as the mode and the opt-in allow",
 		nodecleanup.RecordDeleting: "cleaned up before the finalizer of its Node is removed, " +
 			"or else when its Node and CSINode are deleted",
-		nodecleanup.RecordMissing: "cleaned up after --node-missing-grace, unless it returns",
+		nodecleanup.RecordReturned: "the breaker counts its cleanup until --node-cleanup-window has passed",
+		nodecleanup.RecordMissing:  "cleaned up after --node-missing-grace, unless it returns",
 	}[n.State()]}
 }

@@ -90,6 +90,7 @@ const (
 	RecordApproved     RecordState = "approved"
 	RecordDeleting     RecordState = "being deleted" // or a CSINode exists
 	RecordMissing      RecordState = "missing"
+	RecordReturned     RecordState = "returned" // after a cleanup that the breaker counts until its window ends
 )
 
 // State returns the state of a record.
@@ -105,10 +106,17 @@ func (n LostNode) State() RecordState {
 		return RecordHeld
 	case !n.Approved.IsZero():
 		return RecordApproved
+	case n.returned():
+		return RecordReturned
 	case n.Since.IsZero():
 		return RecordDeleting
 	}
 	return RecordMissing
+}
+
+// returned reports whether the Node exists again.
+func (n LostNode) returned() bool {
+	return n == LostNode{Value: n.Value, Acted: n.Acted} && !n.Acted.IsZero()
 }
 
 // Name returns the best known name of the Node.

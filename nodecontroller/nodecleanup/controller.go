@@ -148,7 +148,7 @@ func (c *Controller) newTerm(end func(cause error)) (t *term) {
 		memories: &memories{policy: c.policy, hosts: map[string]*memory{}}, c: c, live: newLive(c.deps.Client, c.cfg.Timeout),
 		records: newRecords(c.deps, c.policy.mode(), hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout, end,
 			func() { t.queue.Add(recordsKey) }),
-		gather: t.gatherHost, listed: newIndex("", ""), forbidden: map[string]bool{},
+		gather: t.gatherHost, listed: newIndex("", ""), forbidden: map[string]bool{}, checked: make(chan struct{}),
 	}
 	t.queue = workloop.New(workloop.Config{
 		Name: QueueName, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: retryJitter,

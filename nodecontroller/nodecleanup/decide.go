@@ -20,8 +20,9 @@ import (
 func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
 	h.record.Value = h.value
 	switch {
-	case h.state == present:
-		return LostNode{}, false
+	case h.state == present: // the breaker counts its deletions until the window ends
+		returned := LostNode{Value: h.value, Acted: h.record.Acted}
+		return returned, h.recorded && !h.record.Planned && c.now.Before(returned.Acted.Add(p.NodeCleanupWindow))
 	case h.record.Unparsable && h.state != deleting: // a person corrects it, unless its Node is being deleted
 		return h.record, true
 	}
@@ -81,7 +82,7 @@ func (h host) recordOfDeleting() LostNode {
 // the recorded loss, this is another loss: only the last deletion remains of the record.
 func (h host) recordOfMissing() LostNode {
 	r, node := h.record, h.last
-	another := !h.recorded || r.UID != "" && r.Since.IsZero() || !r.Since.IsZero() && node.at.After(r.Since)
+	another := !h.recorded || r.returned() || r.UID != "" && r.Since.IsZero() || !r.Since.IsZero() && node.at.After(r.Since)
 	switch {
 	case node.name == "":
 		return r
@@ -150,6 +151,8 @@ func (p Policy) decideHost(h host, c cluster, cleaned bool) hostStep {
 	switch {
 	case h.state == missing:
 		return p.decideMissing(h, c, cleaned)
+	case h.state == present && h.recorded:
+		return hostStep{action: hostNothing, next: h.record.Acted.Add(p.NodeCleanupWindow)}
 	case h.recorded && h.hasOtherValue() && !h.leaves() && c.keyProblem == "" && c.now.After(h.record.Acted.Add(p.NodeCleanupWindow)):
 		return hostStep{action: hostEnd}
 	}

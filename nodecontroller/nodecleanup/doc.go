@@ -47,8 +47,8 @@
 // These rules keep the records true:
 //
 //  1. A record is written before the node finalizer is removed, and before anything is deleted.
-//  2. A record ends when a live read finds the Node, or when nothing of the host is left and the
-//     window of the breaker has passed. Its hold, approval and last deletion end with it.
+//  2. A record ends when a live read finds the Node, or when nothing of the host is left. Its hold and approval end with
+//     it. Until the window of the breaker has passed, it keeps the time of the last deletion.
 //  3. Every write carries the resourceVersion. The annotation holder names the term of the leader,
 //     so that an earlier leader can neither write nor delete.
 //  4. If no process has checked the lost nodes for longer than [Settings.ClockGap], their grace starts again before

@@ -99,7 +99,7 @@ func (s recordSet) approve(now time.Time) (problems []string) {
 // approveNamed approves the records of a host or Node, or all for *. It reports whether there are any.
 func (s recordSet) approveNamed(name string, now time.Time) (found bool) {
 	for value, r := range s.lost {
-		if name != "*" && name != value && name != r.Node || r.Unparsable {
+		if name != "*" && name != value && name != r.Node || r.Unparsable || r.returned() {
 			continue
 		}
 		if found = true; r.Approved.IsZero() || r.Held != "" {

@@ -481,7 +481,7 @@ func (f *fixture) notHeld(node string) {
 
 func (f *fixture) noRecord(node string) {
 	f.Helper()
-	f.untilRecord(node, "does not exist", func(n *LostNode) bool { return n == nil })
+	f.untilRecord(node, "does not exist", func(n *LostNode) bool { return n == nil || n.State() == RecordReturned })
 }
 
 func (f *fixture) optedOut(node string) {

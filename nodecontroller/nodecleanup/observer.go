@@ -30,8 +30,9 @@ type observer struct {
 	records *records
 	queue   *workloop.Loop[string] // of hosts; recordsKey stands for the ConfigMap
 	gather  func(ctx context.Context, host string) (host, error)
-	tripped atomic.Bool // the open breaker was reported
-	kept    atomic.Bool // keep has succeeded in this term; the records are not used before
+	tripped atomic.Bool   // the open breaker was reported
+	kept    atomic.Bool   // keep has succeeded in this term; the records are not used before
+	checked chan struct{} // closed with kept
 
 	seen      sync.Mutex // guards the fields below
 	listed    *index     // of all Nodes and CSINodes, at listedAt
@@ -77,7 +78,9 @@ func (t *observer) checkLost(ctx context.Context) (next time.Time, err error) {
 		if t.report(ctx, "the records of lost nodes", err); err != nil {
 			return time.Time{}, err
 		}
-		t.kept.Store(true)
+		if t.kept.Store(true); first {
+			close(t.checked)
+		}
 	}
 	for _, host := range t.lost() { // all are counted before the first is cleaned up
 		if h, err := t.gather(ctx, host); err != nil { // verdict counts it; its own sync retries

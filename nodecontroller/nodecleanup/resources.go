@@ -118,6 +118,11 @@ func (t *term) sweep(ctx context.Context) {
 	}
 	tick := time.NewTicker(t.policy.NodeCleanupResourceSweep)
 	defer tick.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-t.checked: // the records name the hosts of deleted Nodes
+	}
 	for {
 		nodes, err := t.customResources(ctx, "")
 		if err != nil && ctx.Err() == nil {

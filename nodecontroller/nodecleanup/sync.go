@@ -211,6 +211,12 @@ func (t *term) writeRecord(ctx context.Context, h host) error {
 		for _, v := range h.volumes {
 			t.c.notify.missing(t.policy, h, v, t.policy.due(h))
 		}
+	case record.returned():
+		if !before.Since.IsZero() {
+			t.returned(ctx, h)
+		}
+		t.forget(h.value)
+		t.queue.Add(recordsKey) // the breaker may have closed
 	case !before.Since.IsZero() && h.hasOtherValue():
 		t.returned(ctx, h)
 	}

@@ -77,6 +77,8 @@ func explainLostNode(e *explanation, n lostNode) {
 	case nodecleanup.RecordApproved:
 		explainMode(e, n, fmt.Sprintf("Node %s of driver %s %s; its cleanup was approved %s ago.", n.Name(), n.driver, lost,
 			e.age(n.Approved)), "")
+	case nodecleanup.RecordReturned:
+		e.add(Fine, "cleanup", "Node %s of driver %s exists again, after a cleanup %s ago.", n.Name(), n.driver, e.age(n.Acted))
 	case nodecleanup.RecordDeleting:
 		e.add(Waiting, "cleanup", "Node %s of driver %s is being deleted, or its deletion is not confirmed yet.%s",
 			n.Name(), n.driver, planned).next("The nodecontroller cleans up before it removes its finalizer from the Node, or else when " +
