@@ -56,6 +56,11 @@ func (c Config) validateNames() error {
 		errs = append(errs,
 			errors.New("--pv-removable-finalizers: must not contain kubernetes.io/pv-protection, which kube-controller-manager removes"))
 	}
+	for _, name := range append(slices.Clone(c.PVCObsoleteFinalizers), c.PVCFinalizer) {
+		if strings.HasPrefix(name, "kubernetes.io/") || strings.HasPrefix(name, "storage-controller.io/") {
+			errs = append(errs, fmt.Errorf("--pvc-finalizer, --pvc-obsolete-finalizers: must not contain %s, which protects PVCs", name))
+		}
+	}
 	return errors.Join(errs...)
 }
 

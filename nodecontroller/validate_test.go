@@ -29,6 +29,10 @@ func TestValidate(t *testing.T) {
 		"finalizer that is obsolete and not": {func(c *Config) {
 			c.PVCFinalizerMode, c.PVCObsoleteFinalizers = pvcfinalizer.ModeEnforce, []string{c.PVCFinalizer}
 		}, "--pvc-obsolete-finalizers"},
+		"finalizer of claims of Kubernetes": {func(c *Config) { c.PVCFinalizer = "kubernetes.io/pvc-protection" }, "--pvc-finalizer"},
+		"obsolete finalizer of the provisioner": {func(c *Config) {
+			c.PVCObsoleteFinalizers = []string{"storage-controller.io/provisioning"}
+		}, "--pvc-obsolete-finalizers"},
 		"removable finalizer": {func(c *Config) { c.PVRemovableFinalizers = []string{"*"} }, "--pv-removable-finalizers"},
 		"finalizer of Kubernetes": {func(c *Config) { c.PVRemovableFinalizers = []string{"kubernetes.io/pv-protection"} },
 			"--pv-removable-finalizers"},

@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -69,8 +68,8 @@ func auditCommand(cmd *cobra.Command, cfg audit.Config, output string) error {
 		return err
 	}
 	return withSettings(cmd, app.All, func(ctx context.Context, c app.Config) error {
-		cfg := c.AuditConfig(cfg)
-		if err := errors.Join(cfg.Validate(), c.DriverConfig().Validate()); err != nil {
+		cfg, err := c.AuditConfig(cfg)
+		if err != nil {
 			return &app.UsageError{Err: err}
 		}
 		report, err := runAudit(ctx, c, cfg)

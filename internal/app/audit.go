@@ -53,8 +53,12 @@ func (c Config) validateAudit() error {
 	return nil
 }
 
-// AuditConfig returns cfg with the settings that the audit shares with the attacher.
-func (c Config) AuditConfig(cfg audit.Config) audit.Config {
+// AuditConfig returns cfg with the settings that the audit shares with the attacher, and the error in all settings of an audit.
+func (c Config) AuditConfig(cfg audit.Config) (audit.Config, error) {
+	var perNode error
+	if c.perNode(c.roles) {
+		perNode = errors.New("--node-deployment: the instance of a node lists only its own volumes. An audit needs those of all nodes")
+	}
 	cfg.Timeout, cfg.MaxEntries = attacherConfig(c.Settings).Timeout, attacherConfig(c.Settings).MaxEntries
-	return cfg
+	return cfg, errors.Join(perNode, cfg.Validate(), c.DriverConfig().Validate())
 }

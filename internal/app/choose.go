@@ -5,6 +5,7 @@ package app
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/settings"
@@ -12,12 +13,20 @@ import (
 
 // mayRun reports whether --controllers allows the role called name.
 func mayRun(s settings.Settings, name string) bool {
-	return len(s.Common.Controllers) == 0 || slices.Contains(s.Common.Controllers, name)
+	c := s.Common.Controllers
+	return !slices.Contains(c, "-"+name) && (!namesRoles(s) || slices.Contains(c, name))
+}
+
+// namesRoles reports whether --controllers names roles that run, rather than roles that do not.
+func namesRoles(s settings.Settings) bool {
+	return slices.ContainsFunc(s.Common.Controllers, func(name string) bool { return !strings.HasPrefix(name, "-") })
 }
 
 // named reports whether the command or --controllers names r. Such a role must start, and its errors end
 // the process. The other roles of "all" are disabled while they cannot run.
-func (c Config) named(r Role) bool { return !c.all || slices.Contains(c.Common.Controllers, r.Name) }
+func (c Config) named(r Role) bool {
+	return !c.all || slices.Contains(c.Common.Controllers, r.Name) && mayRun(c.Settings, r.Name)
+}
 
 // Enabled returns c without the roles that the settings disable.
 func (c Config) Enabled() Config {
@@ -43,7 +52,7 @@ func (c Config) choose(d csiclient.Driver) (chosen []Role, others []skipped) {
 		case c.named(r):
 			chosen = append(chosen, r)
 			continue
-		case len(c.Common.Controllers) > 0:
+		case !mayRun(c.Settings, r.Name):
 			continue
 		}
 		err := r.supported(d)
@@ -62,7 +71,7 @@ func (c Config) choose(d csiclient.Driver) (chosen []Role, others []skipped) {
 // nameWithoutConnection returns the name of the driver if the roles need no connection to it and none was
 // requested, else "".
 func (c Config) nameWithoutConnection() string {
-	if c.Origin("csi-address") != "" || c.Origin("csi-socket") != "" || len(c.roles) > 1 && len(c.Common.Controllers) == 0 {
+	if c.Origin("csi-address") != "" || c.Origin("csi-socket") != "" || len(c.roles) > 1 && !namesRoles(c.Settings) {
 		return ""
 	}
 	name := ""

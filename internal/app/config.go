@@ -58,7 +58,7 @@ func (e *UsageError) Unwrap() error { return e.Err }
 func (c Config) Validate() error {
 	errs := []error{c.Settings.Validate()}
 	for _, name := range c.Common.Controllers {
-		if !contains(c.roles, name) {
+		if !contains(c.roles, strings.TrimPrefix(name, "-")) {
 			errs = append(errs, fmt.Errorf("--controllers: unknown role %q; the roles are %s", name, strings.Join(c.Names(), ", ")))
 		}
 	}

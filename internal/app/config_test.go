@@ -108,6 +108,7 @@ func TestConnectionOnlyWhereOneIsNeeded(t *testing.T) {
 		"role that calls the driver":  {Attach, nil, ""},
 		"all":                         {All, []string{"--driver-name=a.b"}, ""},
 		"all, and only this role":     {All, []string{"--driver-name=a.b", "--controllers=nodecontroller"}, "a.b"},
+		"all, and not another role":   {All, []string{"--driver-name=a.b", "--controllers=-attacher"}, ""},
 		"all, and this role and more": {All, []string{"--driver-name=a.b", "--controllers=nodecontroller,attacher"}, ""},
 	} {
 		if got := configOf(t, tt.roles, tt.args...).nameWithoutConnection(); got != tt.want {
@@ -118,8 +119,10 @@ func TestConnectionOnlyWhereOneIsNeeded(t *testing.T) {
 
 // TestErrorsOfARoleThatDoesNotRun: the settings of a role that --controllers leaves out need not be valid together.
 func TestErrorsOfARoleThatDoesNotRun(t *testing.T) {
-	if err := configOf(t, All, "--controllers=attacher", "--node-cleanup=claims", "--driver-name=a.b").Validate(); err != nil {
-		t.Error(err)
+	for _, roles := range []string{"attacher", "-nodecontroller", "nodecontroller,-nodecontroller,attacher"} {
+		if err := configOf(t, All, "--controllers="+roles, "--node-cleanup=claims", "--driver-name=a.b").Validate(); err != nil {
+			t.Errorf("%s: %v", roles, err)
+		}
 	}
 }
 

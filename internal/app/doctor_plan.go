@@ -25,7 +25,8 @@ import (
 func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 	c = c.Enabled()
 	p := doctor.Plan{
-		Selected: len(c.Common.Controllers) > 0, LeaderElection: c.Common.LeaderElection,
+		Selected:       namesRoles(c.Settings) || !mayRun(c.Settings, attacherName) || !mayRun(c.Settings, capacityName),
+		LeaderElection: c.Common.LeaderElection,
 		LeaseNamespace: election.Namespace(c.Common.LeaseNamespace),
 		PodNamespace:   election.Namespace(""), Pod: os.Getenv("POD_NAME"),
 	}

@@ -227,7 +227,8 @@ func sharedOptions() []settings.Option {
 }
 
 var controllersOption = settings.Option{
-	Name: "controllers", Default: "", Usage: "roles to run, such as provisioner,attacher; empty means all roles that the driver supports",
+	Name: "controllers", Default: "", Usage: "roles to run, such as provisioner,attacher, or not to run, such as -capacity. " +
+		"Without roles to run, the driver decides",
 }
 
 // Read reads the settings of a command that runs c. version is that of the program.

@@ -159,12 +159,17 @@ func (t *Term) sync(ctx context.Context, key string) (time.Time, error) {
 // reasonBlocked is the reason of the event about a missing permission.
 const reasonBlocked = "NodeCleanupBlocked"
 
-// Failed completes err, of a request for pvc, if the permission is missing, and emits an event about it. permission is
-// VERBS on RESOURCE.
+// Failed completes err, of a request for pvc, if a permission, a policy or a webhook refuses it, and emits an event about it.
+// permission is VERBS on RESOURCE.
 func (t *Term) Failed(pvc *corev1.PersistentVolumeClaim, permission string, err error) error {
-	if apierrors.IsForbidden(err) {
+	switch {
+	case apierrors.IsForbidden(err):
 		err = fmt.Errorf("%w. Grant %s to the ServiceAccount", err, permission)
-		t.deps.Events.Event(pvc, corev1.EventTypeWarning, reasonBlocked, err.Error())
+	case kube.IsRefused(err):
+		err = fmt.Errorf("%w. Correct the policy or webhook that refuses it", err)
+	default:
+		return err
 	}
+	t.deps.Events.Event(pvc, corev1.EventTypeWarning, reasonBlocked, err.Error())
 	return err
 }

@@ -51,7 +51,7 @@ type Common struct {
 	OTLPEndpoint         string        `mapstructure:"otlp-endpoint"`             // URL of an OpenTelemetry collector; empty: no traces
 	OTLPSamplingRatio    float64       `mapstructure:"otlp-sampling-ratio"`       // of the operations, 0 to 1
 	FeatureGates         Gates         `mapstructure:"feature-gates"`
-	Controllers          []string      `mapstructure:"controllers"`    // names of roles; empty: the capabilities of the driver decide
+	Controllers          []string      `mapstructure:"controllers"`    // names of roles, after a "-" of those that do not run; without others, the driver decides
 	AuditInterval        time.Duration `mapstructure:"audit-interval"` // between two audits; 0: none
 	Logging              Logging       `mapstructure:",squash"`
 }

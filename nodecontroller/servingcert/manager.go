@@ -154,7 +154,7 @@ func (m *Manager) Run(ctx context.Context) {
 		if cert, key, err := m.read(ctx); ctx.Err() == nil {
 			m.load(ctx, cert, key, err)
 		}
-		if m.cfg.Mode == SelfSigned && m.current.Load() == nil {
+		if m.cfg.Mode == SelfSigned && m.Ready() != nil {
 			// The leader may be a process without webhooks, which a rollout replaces only when this replica is ready.
 			m.renewLogged(ctx)
 		}

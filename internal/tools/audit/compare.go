@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -36,6 +37,8 @@ type ClusterState struct {
 	Attached bool
 	// Contents are the VolumeSnapshotContents of the driver; nil if they are not compared.
 	Contents []Content
+	// Creating is the number of VolumeSnapshotContents of the driver without a snapshot handle.
+	Creating int
 }
 
 // Content is a VolumeSnapshotContent with a snapshot handle.
@@ -85,20 +88,26 @@ func (c comparison) findings() []Finding {
 	return sorted(append(found, c.stuck()...))
 }
 
-// volumes compares the listed volumes with the PersistentVolumes, and with the result of attachedHandles.
+// inlineID is the form of the volume IDs that the kubelet gives to inline volumes of pods, which have no PersistentVolume.
+var inlineID = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
+
+// volumes compares the listed volumes with the PersistentVolumes, and with the result of attachedHandles. It ignores case: some
+// drivers, such as that of Azure Disk, do as well, and a volume that is in use must not count as unknown.
 func (c comparison) volumes(attached map[string][]string) []Finding {
 	var found []Finding
 	known, knownNames, listedNames := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	listedHandles := map[string]bool{}
 	for h := range c.listed.Volumes {
 		listedNames[path.Base(h)] = true
+		listedHandles[strings.ToLower(h)] = true
 	}
 	for _, pv := range c.cluster.Volumes {
 		h, inTree, ok := c.handleOfVolume(pv)
 		if !ok {
 			continue
 		}
-		_, listed := c.listed.Volumes[h]
-		known[h] = true
+		listed := listedHandles[strings.ToLower(h)]
+		known[strings.ToLower(h)] = true
 		if inTree {
 			knownNames[path.Base(h)] = true
 			listed = listed || listedNames[path.Base(h)]
@@ -119,12 +128,12 @@ func (c comparison) volumes(attached map[string][]string) []Finding {
 	}
 	for _, handles := range attached {
 		for _, h := range handles {
-			known[h] = true
+			known[strings.ToLower(h)] = true
 		}
 	}
 	message := "no PersistentVolume or VolumeAttachment has this volume handle" + c.possibleUsers()
 	for h := range c.listed.Volumes {
-		if !known[h] && !knownNames[path.Base(h)] {
+		if !known[strings.ToLower(h)] && !knownNames[path.Base(h)] && !inlineID.MatchString(h) {
 			found = append(found, Finding{Kind: VolumeWithoutPV, VolumeHandle: h, Message: message})
 		}
 	}
@@ -145,11 +154,13 @@ func (c comparison) snapshots() []Finding {
 			})
 		}
 	}
+	message := "no VolumeSnapshotContent has this snapshot handle"
+	if c.cluster.Creating > 0 {
+		message += fmt.Sprintf("; it may be a snapshot that is being created (VolumeSnapshotContents: %d)", c.cluster.Creating)
+	}
 	for h := range c.listed.Snapshots {
 		if !known[h] {
-			found = append(found, Finding{
-				Kind: SnapshotWithoutContent, SnapshotHandle: h, Message: "no VolumeSnapshotContent has this snapshot handle",
-			})
+			found = append(found, Finding{Kind: SnapshotWithoutContent, SnapshotHandle: h, Message: message})
 		}
 	}
 	return found

@@ -69,9 +69,13 @@ func TestFindings(t *testing.T) {
 		silent bool // the driver does not list published nodes
 		want   []string
 	}{
-		"nothing at all":        {ClusterState{}, map[string][]string{}, false, nil},
-		"a volume and its PV":   {volumes(pv), map[string][]string{"v": {}}, false, nil},
-		"a volume without a PV": {ClusterState{}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
+		"nothing at all":           {ClusterState{}, map[string][]string{}, false, nil},
+		"a volume and its PV":      {volumes(pv), map[string][]string{"v": {}}, false, nil},
+		"a volume without a PV":    {ClusterState{}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
+		"a handle in another case": {volumes(volume("pv", driver, "/RG/v")), map[string][]string{"/rg/V": {}}, false, nil},
+		"an inline volume of a pod": {
+			ClusterState{}, map[string][]string{"csi-" + strings.Repeat("0a", 32): {}}, false, nil,
+		},
 		"a handle of other drivers": {
 			volumes(volume("pv", "other.example.com", "v")), map[string][]string{"v": {}}, false, []string{"volume_without_pv v"},
 		},
@@ -144,6 +148,11 @@ func TestSnapshots(t *testing.T) {
 		if !slices.Equal(got, test.want) {
 			t.Errorf("%s: got %v", name, got)
 		}
+	}
+	creating := comparison{driver: driver, cluster: ClusterState{Contents: []Content{}, Creating: 2},
+		listed: Listed{Snapshots: map[string]bool{"s": true}}}
+	if m := creating.findings()[0].Message; !strings.Contains(m, "is being created (VolumeSnapshotContents: 2)") {
+		t.Error(m)
 	}
 }
 

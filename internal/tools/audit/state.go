@@ -128,9 +128,11 @@ func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error
 		if driver != r.driver {
 			continue
 		}
-		if state.Others["VolumeSnapshotContent "+c.GetName()] = c; handle != "" {
-			state.Contents = append(state.Contents, Content{c.GetName(), string(c.GetUID()), handle})
+		if state.Others["VolumeSnapshotContent "+c.GetName()] = c; handle == "" {
+			state.Creating++
+			continue
 		}
+		state.Contents = append(state.Contents, Content{c.GetName(), string(c.GetUID()), handle})
 	}
 	return nil
 }

@@ -137,13 +137,13 @@ var rules = map[string][]Rule{
 	"snapshotter": {
 		{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshotcontents"}, Verbs: []string{"get", "list", "watch", "patch"}},
 		{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshotcontents/status"}, Verbs: []string{"patch"}},
-		{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshotclasses"}, Verbs: []string{"list", "watch"}},
+		{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshotclasses"}, Verbs: []string{"get", "list", "watch"}},
 		{Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 	},
 	"snapshotter-groups": {
 		{Groups: []string{"groupsnapshot.storage.k8s.io"}, Resources: []string{"volumegroupsnapshotcontents"}, Verbs: []string{"get", "list", "watch", "patch"}},
 		{Groups: []string{"groupsnapshot.storage.k8s.io"}, Resources: []string{"volumegroupsnapshotcontents/status"}, Verbs: []string{"patch"}},
-		{Groups: []string{"groupsnapshot.storage.k8s.io"}, Resources: []string{"volumegroupsnapshotclasses"}, Verbs: []string{"list", "watch"}},
+		{Groups: []string{"groupsnapshot.storage.k8s.io"}, Resources: []string{"volumegroupsnapshotclasses"}, Verbs: []string{"get", "list", "watch"}},
 	},
 	"snapshotter-leader-election": {
 		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},

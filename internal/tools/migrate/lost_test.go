@@ -301,6 +301,9 @@ func TestMergedContainer(t *testing.T) {
 	for name, tt := range map[string]struct{ provisioner, attacher, want, not string }{
 		"OpenShift's version": {"      - name: a\n        image: ose-csi-external-provisioner-rhel9:v4.19\n", sidecar("csi-attacher"),
 			"names no version", "Topology=false"},
+		"OKD's version": {"      - name: a\n        image: openshift/origin-csi-external-provisioner:4.20.0\n" +
+			"        args: [--csi-address=/csi/csi.sock]\n", sidecar("csi-attacher"),
+			"names no version", "Topology=false"},
 		"no security context": {container("csi-provisioner", "        securityContext:\n"), container("csi-attacher", ""),
 			"runAsUser: 0", "null"},
 		"the default protocol": {

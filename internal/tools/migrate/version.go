@@ -23,7 +23,7 @@ func (s *source) release() (release, bool) {
 	image, _, _ := strings.Cut(text(get(s.node, "image")), "@") // without the digest
 	m := versionTag.FindStringSubmatch(image)
 	ofDriver := s.kind != topolvm && !strings.Contains(ImageName(image), strings.TrimPrefix(string(s.kind), "csi-"))
-	ofOpenShift := strings.HasPrefix(ImageName(image), "ose-")
+	ofOpenShift := strings.HasPrefix(ImageName(image), "ose-") || strings.HasPrefix(ImageName(image), "origin-")
 	if m == nil || ofDriver || ofOpenShift {
 		return release{}, false
 	}

@@ -186,16 +186,16 @@ true
 {{- end }}
 {{- end }}
 
-{{/* The flag that selects the roles of mode all-in-one. Without --controllers, the driver's capabilities decide. */}}
+{{/* The flag that leaves out roles of mode all-in-one. Of the others, the driver's capabilities decide, unless only one is left. */}}
 {{- define "storage-controller.roles" -}}
-{{- $on := list }}
+{{- $on := list }}{{ $off := list }}
 {{- range $r := list "provisioner" "attacher" "resizer" "snapshotter" "capacity" "nodecontroller" }}
-{{- if (index $.Values $r).enabled }}{{ $on = append $on $r }}{{ end }}
+{{- if (index $.Values $r).enabled }}{{ $on = append $on $r }}{{ else }}{{ $off = append $off (printf "-%s" $r) }}{{ end }}
 {{- end }}
 {{- if not $on }}{{ fail "no role is enabled: enable one of provisioner, attacher, resizer, snapshotter, capacity, nodecontroller" }}{{ end }}
-{{- if eq (len (without $on "nodecontroller")) 5 }}
-{{- if not .Values.nodecontroller.enabled }}--node-cleanup=off{{ end }}
-{{- else }}--controllers={{ join "," $on }}{{ end }}
+{{- if eq (len $on) 1 }}--controllers={{ first $on }}
+{{- else if and (eq (len $off) 1) (not .Values.nodecontroller.enabled) }}--node-cleanup=off
+{{- else if $off }}--controllers={{ join "," $off }}{{ end }}
 {{- end }}
 
 {{- define "storage-controller.gates" -}}
