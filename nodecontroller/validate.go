@@ -57,7 +57,7 @@ func (c Config) validateNames() error {
 			errors.New("--pv-removable-finalizers: must not contain kubernetes.io/pv-protection, which kube-controller-manager removes"))
 	}
 	for _, name := range append(slices.Clone(c.PVCObsoleteFinalizers), c.PVCFinalizer) {
-		if strings.HasPrefix(name, "kubernetes.io/") || strings.HasPrefix(name, "storage-controller.io/") {
+		if domain, _, _ := strings.Cut(name, "/"); domain == "kubernetes.io" || domain == "storage-controller.io" {
 			errs = append(errs, fmt.Errorf("--pvc-finalizer, --pvc-obsolete-finalizers: must not contain %s, which protects PVCs", name))
 		}
 	}

@@ -117,9 +117,9 @@ func (a *applier) readClaim(ctx context.Context, key claimKey, claim *corev1.Per
 	return nil
 }
 
-// identified returns next with the ID that its record will have, unless it was resumed from a record.
+// identified returns next with the ID that its record will have.
 func (a *applier) identified(next operation) operation {
-	if !next.called {
+	if !next.called || next.inherited {
 		next.recordID = fmt.Sprintf("%s-%d", a.c.driver.identity, a.c.requests.Add(1))
 	}
 	return next

@@ -100,6 +100,9 @@ const recordID = "process-1" // of testOperation
 
 func ofAnother(o *operation) { o.recordID = "process-2" }
 
+// ofEarlier continues the request of an earlier process with an ID of its own.
+func ofEarlier(o *operation) { o.recordID, o.called, o.inherited = "process-2", true, true }
+
 // recorded protects a claim and records the request of testOperation.
 func recorded(pvc *corev1.PersistentVolumeClaim) {
 	change, err := testOperation(requested, nil).protection(testDriver(nil).name, pvc)
@@ -441,6 +444,13 @@ func TestDecide(t *testing.T) {
 		"called by a sync that panicked, not protected": {
 			claim: testClaim(nil), op: testOperation(requested, func(o *operation) { o.called = true }), want: doProtect,
 			reason: "Indeterminate",
+		},
+		"resumed from the record of an earlier process": {
+			claim: testClaim(recorded), op: testOperation(requested, ofEarlier), want: doProtect, reason: "Resumed",
+		},
+		"resumed, and the record cannot be written": {
+			claim: testClaim(recorded), op: testOperation(requested, func(o *operation) { ofEarlier(o); o.recordFailed = true }),
+			want: doCreateVolume, reason: "Indeterminate",
 		},
 		"final error in this sync": {
 			claim: testClaim(nil), class: testClass(nil), op: operation{finalResult: true},

@@ -21,6 +21,8 @@ func (d decision) decideIndeterminate() step {
 	switch {
 	case d.mustRecord():
 		return step{action: doProtect, reason: "Indeterminate"}
+	case d.op.inherited && !d.op.recordFailed && d.claim != nil && isProtected(d.claim) && !d.op.recordedOn(d.claim):
+		return step{action: doProtect, reason: "Resumed"}
 	case d.failure != nil:
 		return d.backOff()
 	case d.ProvisioningProtection == ProtectionOff && d.classRecreated() && d.canRequest():

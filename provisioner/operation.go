@@ -87,6 +87,9 @@ type operation struct {
 	// recordID identifies the record of the request, whether or not it is on the claim. In stage pending it is that of
 	// the last request. Empty: the request continues that of an earlier process, whose record has none.
 	recordID string
+	// inherited: the request is that of a record of an earlier process. It is recorded again before the call: with the old
+	// ID, a late write of that process could remove it.
+	inherited bool
 
 	// In stage pending:
 	finalResult      bool // the last request has one, or was never sent; the claim may still be protected

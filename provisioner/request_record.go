@@ -232,7 +232,7 @@ func (d driver) resume(
 		o.request, o.plan, err = d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
 		return o, err
 	}
-	o.recordID = record.ID
+	o.recordID, o.inherited = record.ID, true
 	resuming.Lock()
 	defer resuming.Unlock()
 	var topology *csi.TopologyRequirement
