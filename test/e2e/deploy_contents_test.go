@@ -29,23 +29,29 @@ func (e *env) contentsCreated(volume string) {
 	e.contentCreated(client, "groupsnapshot.storage.k8s.io", "VolumeGroupSnapshot", map[string]any{"volumeHandles": []any{handle}})
 }
 
-// contentCreated does this for the content of one kind.
+// contentCreated does this for the content of one kind, and deletes another one, whose class does not exist.
 func (e *env) contentCreated(client dynamic.Interface, group, kind string, source map[string]any) {
 	e.t.Helper()
 	ctx, name, lower := e.t.Context(), e.ns+"-proof", strings.ToLower(kind)
-	create := func(kind, plural string, object map[string]any) dynamic.ResourceInterface {
-		object["apiVersion"], object["kind"], object["metadata"] = group+"/v1", kind, map[string]any{"name": name}
+	create := func(kind, plural string, metadata, object map[string]any) dynamic.ResourceInterface {
+		object["apiVersion"], object["kind"], object["metadata"] = group+"/v1", kind, metadata
 		resource := client.Resource(schema.GroupVersionResource{Group: group, Version: "v1", Resource: plural})
 		_, err := resource.Create(ctx, &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
 		e.must(err)
 		return resource
 	}
-	create(kind+"Class", lower+"classes", map[string]any{"driver": e.plugin.Name(), "deletionPolicy": "Delete"})
-	field := "v" + kind[1:]
-	contents := create(kind+"Content", lower+"contents", map[string]any{"spec": map[string]any{
-		"driver": e.plugin.Name(), "deletionPolicy": "Delete", "source": source, field + "ClassName": name,
-		field + "Ref": map[string]any{"kind": kind, "namespace": e.ns, "name": "proof", "uid": e.ns},
-	}})
+	field, prefix := "v"+kind[1:], strings.Replace(group, "k8s.io", "kubernetes.io", 1)+"/"+lower
+	content := func(name, class string, finalizers ...any) dynamic.ResourceInterface {
+		metadata := map[string]any{"name": name, "finalizers": finalizers}
+		return create(kind+"Content", lower+"contents", metadata, map[string]any{"spec": map[string]any{
+			"driver": e.plugin.Name(), "deletionPolicy": "Delete", "source": source, field + "ClassName": class,
+			field + "Ref": map[string]any{"kind": kind, "namespace": e.ns, "name": "proof", "uid": name},
+		}})
+	}
+	create(kind+"Class", lower+"classes", map[string]any{"name": name}, map[string]any{
+		"driver": e.plugin.Name(), "deletionPolicy": "Delete"})
+	contents := content(name, name)
+	content(name+"-unclassed", "missing", prefix+"content-bound-protection")
 	e.eventually(kind+"Content is ready", func(ctx context.Context) error {
 		o, err := contents.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
@@ -56,15 +62,16 @@ func (e *env) contentCreated(client dynamic.Interface, group, kind string, sourc
 		}
 		return nil
 	})
-	deleted := fmt.Sprintf(`{"metadata":{"annotations":{"%s/%s-being-deleted":"yes"}}}`,
-		strings.Replace(group, "k8s.io", "kubernetes.io", 1), lower)
-	_, err := contents.Patch(ctx, name, types.MergePatchType, []byte(deleted), metav1.PatchOptions{})
-	e.must(err)
-	e.must(contents.Delete(ctx, name, metav1.DeleteOptions{}))
-	e.eventually(kind+"Content is deleted", func(ctx context.Context) error {
-		if _, err := contents.Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it exists: %w", err)
-		}
-		return nil
-	})
+	for _, name := range []string{name, name + "-unclassed"} {
+		deleted := fmt.Sprintf(`{"metadata":{"annotations":{"%s-being-deleted":"yes"}}}`, prefix)
+		_, err := contents.Patch(ctx, name, types.MergePatchType, []byte(deleted), metav1.PatchOptions{})
+		e.must(err)
+		e.must(contents.Delete(ctx, name, metav1.DeleteOptions{}))
+		e.eventually(kind+"Content is deleted", func(ctx context.Context) error {
+			if _, err := contents.Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("it exists: %w", err)
+			}
+			return nil
+		})
+	}
 }

@@ -550,7 +550,7 @@ func TestChartConfiguration(t *testing.T) {
 attacher: {enabled: false}
 provisioner: {crossNamespace: true}
 nodecontroller: {enabled: true, nodeCleanup: volumes, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: "on"}}`: {
-			"- provisioner\n", "CrossNamespaceVolumeDataSource: true", "node-cleanup: volumes", "enable-webhooks: true",
+			"- -attacher\n", "CrossNamespaceVolumeDataSource: true", "node-cleanup: volumes", "enable-webhooks: true",
 			"webhook-config-name: csi-example.csi-controller-ons", "webhook-service: \"on\"",
 			"webhook-cert-secret: on-certificates", "pvc-finalizer-mode: enforce"},
 	} {
