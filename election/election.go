@@ -125,7 +125,8 @@ func NewCandidate(cfg Config, lock resourcelock.Interface, metrics *Metrics) (*C
 // Check fails if this replica is leader and has not renewed the Lease for its duration plus 20 s. For client-go, also a replica
 // that only reads its own expired Lease is leader.
 func (c *Candidate) Check(r *http.Request) error {
-	if _, acquired := c.lock.written(); !acquired {
+	_, acquired := c.lock.written()
+	if !acquired {
 		return nil
 	}
 	return c.health.Check(r)

@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -95,8 +96,9 @@ func (r *release) chart(dir string, path layout.Path) error {
 	if err := path.AppendImage(img, layout.WithAnnotations(map[string]string{refName: meta.Name + ":" + version})); err != nil {
 		return err
 	}
-	image := r.repository + ":" + r.version
-	return r.sbom(name, []cdx.Component{{Type: cdx.ComponentTypeContainer, Name: r.repository, Version: r.version, BOMRef: image}})
+	repository := cmp.Or(r.repository, "storage-controller")
+	image := repository + ":" + r.version
+	return r.sbom(name, []cdx.Component{{Type: cdx.ComponentTypeContainer, Name: repository, Version: r.version, BOMRef: image}})
 }
 
 // chartFiles returns the files of the chart in dir, Chart.yaml first.
@@ -120,7 +122,8 @@ func (r *release) chartFiles(dir, name string) ([]file, error) {
 			version := strings.TrimPrefix(r.version, "v")
 			content, err = replaceLine(content, "version: ", version, "appVersion: ", r.version)
 		case "values.yaml":
-			content, err = replaceLine(content, "  repository: ", r.repository, "  tag: ", r.version)
+			repository := cmp.Or(r.repository, `""`) // required of the user
+			content, err = replaceLine(content, "  repository: ", repository, "  tag: ", r.version)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", relative, err)

@@ -53,7 +53,7 @@ func run(ctx context.Context, args []string) error {
 		flags.StringVar(&o.version, "version", "", "")
 		flags.StringVar(&o.source, "source", "..", "")
 		flags.StringVar(&o.out, "out", "", "")
-		flags.StringVar(&o.repository, "repository", "storage-controller", "")
+		flags.StringVar(&o.repository, "repository", "", "")
 		flags.StringVar(&o.downloadURL, "download-url", "", "")
 		if err := flags.Parse(args[1:]); err != nil {
 			return err

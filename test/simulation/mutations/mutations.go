@@ -85,7 +85,7 @@ var mutations = []mutation{
 	{"expand-without-record", "The claim records the size before ControllerExpandVolume.", "resizer/decide_expand.go",
 		"case !s.intends(t):", "case false:"},
 	{"expand-to-another-size", "While the outcome of ControllerExpandVolume is unknown, no other size is requested.",
-		"resizer/decide_expand.go", "known := status == controllerInfeasible || s.memory.settled == bytesOf(allocated)", "known := true"},
+		"resizer/decide_expand.go", "known := s.memory.settled == bytesOf(allocated) ||", "known := true ||"},
 	{"expand-unconfirmed", "The API server is asked for the claim before the first ControllerExpandVolume of a term.",
 		"resizer/decide_expand.go",
 		"\tcase !s.confirmed:\n\t\treturn step{action: doReadClaim, reason: \"Unconfirmed\"}\n\t}\n\treturn step{action: doExpand,",
