@@ -135,6 +135,12 @@ func (e *examination) checkSecretExists(ctx context.Context, class string, s vol
 	if strings.Contains(s.Name+s.Namespace, "$") || e.has(name) {
 		return
 	}
+	secret := volumerules.Secrets{Provisioner: &corev1.SecretReference{Namespace: s.Namespace, Name: s.Name}}
+	if err := secret.Permitted(e.plan.SecretNamespaces); err != nil {
+		e.add(name, Failure, "add the namespace, or correct the parameters of the class", "%v; it is the %s secret of %s", err,
+			s.Purpose, class)
+		return
+	}
 	secrets := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("secrets"))
 	_, err := secrets.Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
 	switch {

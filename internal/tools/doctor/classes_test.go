@@ -79,8 +79,17 @@ func TestSecretsOfClasses(t *testing.T) {
 		for _, r := range c.roles {
 			e.plan.Roles = append(e.plan.Roles, Role{Name: r})
 		}
+		if c.purpose == "" {
+			e.plan.SecretNamespaces = []string{"storage"}
+		}
 		e.checkClasses(t.Context())
 		e.checkSnapshotClasses(t.Context())
+		refused := slices.ContainsFunc(e.Checks, func(c Check) bool {
+			return c.Status == Failure && strings.Contains(c.Message, "its namespace is not in --secret-namespaces")
+		})
+		if refused != (c.purpose == "") {
+			t.Errorf("%q: %+v", c.purpose, e.Checks)
+		}
 		var have []string
 		for _, check := range e.Checks {
 			if role, ok := strings.CutSuffix(check.Name, "-secrets "+ns+"/s"); ok && check.Status == Failure {

@@ -134,6 +134,8 @@ type Plan struct {
 	LeaseNamespace string
 	// PodNamespace is the namespace to search for sidecars, Pod the name of the own pod if known.
 	PodNamespace, Pod string
+	// SecretNamespaces are the namespaces in which secrets of classes may be; empty means all.
+	SecretNamespaces []string
 	// Selected reports whether --controllers is set: other processes may run the other roles.
 	Selected bool
 }
