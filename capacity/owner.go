@@ -21,7 +21,7 @@ import (
 // FindOwner returns the owner reference of the objects: pod at level 0, else its controlling
 // owner level steps up; nil for a negative level. The last owner itself is not read. The
 // garbage collector deletes the objects after their owner. FindOwner retries reads with a
-// transient error until ctx ends.
+// transient error.
 func FindOwner(
 	ctx context.Context, client metadata.Interface, kinds discovery.DiscoveryInterface, namespace, pod string, level int,
 ) (*metav1.OwnerReference, error) {

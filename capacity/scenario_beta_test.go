@@ -227,6 +227,13 @@ func TestCapacityScenarioVersion(t *testing.T) {
 		); !errors.Is(err, errNotServed) {
 			t.Errorf("of one that has neither: %v", err)
 		}
+		var refused atomic.Int32
+		if _, err := ask(func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+			refused.Add(1)
+			w.WriteHeader(http.StatusBadGateway)
+		}); err == nil || refused.Load() != answers {
+			t.Errorf("of one that fails: %v after %d requests", err, refused.Load())
+		}
 		var asked atomic.Int32
 		beta, err := ask(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			switch asked.Add(1) {

@@ -25,7 +25,7 @@ import (
 )
 
 // Beta reports whether the API server serves CSIStorageCapacity only as v1beta1, as
-// Kubernetes does up to 1.23. It retries transient errors until ctx ends.
+// Kubernetes does up to 1.23. It retries transient errors.
 func Beta(ctx context.Context, client discovery.DiscoveryInterface) (bool, error) {
 	var beta bool
 	err := retry(ctx, func() error {
@@ -48,10 +48,15 @@ var errNotServed = errors.New(
 	"the API server serves CSIStorageCapacity neither in storage.k8s.io/v1 nor in v1beta1. Use Kubernetes 1.21 or later",
 )
 
-// retry repeats f with back-off while it returns a transient error and ctx has not ended. It returns the last error.
+// answers is the number of transient errors of the API server, over half a minute, after which retry gives up.
+const answers = 8
+
+// retry repeats f with back-off while it returns a transient error, and returns the last one. It gives up when ctx ends and, so
+// that the other roles start, after some responses of the API server. Without a response, no role can work.
 func retry(ctx context.Context, f func() error) error {
 	pause := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Cap: 10 * time.Second, Steps: 100}
 	var last error
+	answered := 0
 	err := pause.DelayFunc().Until(ctx, true, true, func(context.Context) (bool, error) {
 		last = f()
 		switch {
@@ -60,6 +65,12 @@ func retry(ctx context.Context, f func() error) error {
 		case errors.Is(last, errNotServed), kube.IsNotFound(last),
 			apierrors.IsForbidden(last), apierrors.IsUnauthorized(last), apierrors.IsBadRequest(last):
 			return false, last
+		}
+		var response apierrors.APIStatus
+		if errors.As(last, &response) {
+			if answered++; answered == answers {
+				return false, last
+			}
 		}
 		klog.FromContext(ctx).Info("Starting the capacity role waits for the API server", "err", last)
 		return false, nil

@@ -39,6 +39,14 @@ func (f *fixture) indeterminate(code codes.Code) {
 	f.until("reports it", hasError(code.String()))
 }
 
+// blockedByOutcome creates content v1, whose deletion waits for the outcome of CreateSnapshot.
+func (f *fixture) blockedByOutcome() {
+	f.Helper()
+	f.indeterminate(codes.Unavailable)
+	f.delete("v1")
+	f.waitEvent("Waiting for the outcome of CreateSnapshot")
+}
+
 // waitsForOutcome deletes content v1, and checks that DeleteSnapshot is called only after the outcome of
 // CreateSnapshot is known.
 func (f *fixture) waitsForOutcome(code codes.Code) {
@@ -223,9 +231,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 	} {
 		t.Run("content_removed_during_the_repeated_call_"+name, func(t *testing.T) {
 			f := scenario(t, csitest.Config{}, nil)
-			f.indeterminate(codes.Unavailable)
-			f.delete("v1")
-			f.waitEvent("Waiting for the outcome of CreateSnapshot")
+			f.blockedByOutcome()
 			f.Plugin.Always(createSnapshot, nil)
 			f.Plugin.Next(createSnapshot, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
 				f.patch("v1", `{"metadata":{"finalizers":null}}`)
@@ -241,9 +247,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 	}
 	t.Run("content_given_to_another_driver_during_the_repeated_call", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.indeterminate(codes.Unavailable)
-		f.delete("v1")
-		f.waitEvent("Waiting for the outcome of CreateSnapshot")
+		f.blockedByOutcome()
 		f.Plugin.Always(createSnapshot, nil)
 		f.Plugin.Next(createSnapshot, func(_ context.Context, _ *csitest.Plugin, _ any, do func() (any, error)) (any, error) {
 			f.patch("v1", `{"spec":{"driver":"other"}}`)
@@ -268,9 +272,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		for name, success := range map[string]bool{"success": true, "failure": false} {
 			t.Run(name, func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
-				f.indeterminate(codes.Unavailable)
-				f.delete("v1")
-				f.waitEvent("Waiting for the outcome of CreateSnapshot")
+				f.blockedByOutcome()
 				if success {
 					f.Plugin.Always(createSnapshot, nil)
 				}
@@ -314,9 +316,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) {
 			c.RetryIntervalStart, c.RetryIntervalMax, c.Timeout = time.Hour, time.Hour, 3*time.Second
 		})
-		f.indeterminate(codes.Unavailable)
-		f.delete("v1")
-		f.waitEvent("Waiting for the outcome of CreateSnapshot")
+		f.blockedByOutcome()
 		f.Plugin.Always(createSnapshot, csitest.Hang())
 		n := f.Plugin.Count(createSnapshot)
 		f.annotate("v1", AnnBeingCreated, nil)

@@ -13,7 +13,18 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/audit"
 )
+
+// TestAuditPerNode: an instance of a node would report the volumes of the others as lost.
+func TestAuditPerNode(t *testing.T) {
+	for args, refused := range map[string]bool{"--node-deployment": true, "--controllers=provisioner": false} {
+		_, err := configOf(t, All, "--csi-address=/csi.sock", args).AuditConfig(audit.DefaultConfig())
+		if refused != (err != nil && strings.Contains(err.Error(), "lists only its own volumes")) {
+			t.Errorf("%s: %v", args, err)
+		}
+	}
+}
 
 // TestCapacityIsAskedFor is about which command has the role, with which of its
 // surroundings, for a driver that can tell its capacity and for one that cannot.

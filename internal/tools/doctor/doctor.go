@@ -136,7 +136,7 @@ type Plan struct {
 	PodNamespace, Pod string
 	// SecretNamespaces are the namespaces in which secrets of classes may be; empty means all.
 	SecretNamespaces []string
-	// Selected reports whether --controllers is set: other processes may run the other roles.
+	// Selected reports whether --controllers leaves roles out: other processes may run them.
 	Selected bool
 }
 
