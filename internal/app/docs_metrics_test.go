@@ -35,7 +35,7 @@ under ` + "`--metrics-path`" + `.
 - Names without the prefix ` + "`storage_controller_`" + ` are those of the sidecars or of client libraries.
 - ` + "`csi_sidecar_operations_seconds`" + ` also has the label ` + "`migrated`" + ` for drivers that replace an in-tree volume plugin.
 - A histogram has the series ` + "`_bucket`, `_sum` and `_count`" + `.
-- Gauges about the objects of a role are 0 on a standby.
+- Gauges about the objects of a role are 0 on a standby, except ` + "`storage_controller_provisioner_volumes_indeterminate`" + `.
 - The metrics of the Go runtime and of the process (` + "`go_*`, `process_*`" + `) are those of Prometheus' client library.
 `
 

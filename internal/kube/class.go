@@ -19,7 +19,7 @@ func WaitsForFirstConsumer(class *storagev1.StorageClass) bool {
 const (
 	// AnnotationDefaultClass is "true" on the default StorageClass.
 	AnnotationDefaultClass = "storageclass.kubernetes.io/is-default-class"
-	// annBetaDefaultClass is the same, in old clusters.
+	// annBetaDefaultClass is the former name of storageclass.kubernetes.io/is-default-class.
 	annBetaDefaultClass = "storageclass.beta.kubernetes.io/is-default-class"
 )
 
