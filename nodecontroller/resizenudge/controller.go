@@ -138,7 +138,8 @@ func (c *Controller) update(ctx context.Context, t *claimloop.Term, pod *corev1.
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 	patched, err := c.deps.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, data, metav1.PatchOptions{})
-	if isOtherObject(err) {
+	replaced := isOtherObject(err)
+	if replaced {
 		err = apierrors.NewConflict(corev1.Resource("pods"), pod.Name, err)
 	}
 	c.nudges.WithLabelValues(kube.WriteResult(err)).Inc()
@@ -148,7 +149,7 @@ func (c *Controller) update(ctx context.Context, t *claimloop.Term, pod *corev1.
 	case err == nil:
 		t.Pods.Observe(patched)
 		klog.FromContext(ctx).Info("Pod annotated for file system expansion", "pod", klog.KObj(pod))
-	case !apierrors.IsConflict(err): // after a conflict, the creation of the new pod is an event of its own
+	case !replaced: // the creation of the new pod is an event of its own
 		return err
 	}
 	return nil

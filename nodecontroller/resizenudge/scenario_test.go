@@ -6,6 +6,7 @@ package resizenudge
 import (
 	"encoding/json"
 	"net/http"
+	"path"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -110,20 +111,26 @@ func TestNodecontrollerScenarioNudge(t *testing.T) {
 		var fails atomic.Bool
 		fails.Store(true)
 		f.On(func(w http.ResponseWriter, r *http.Request) bool {
-			if !strings.HasSuffix(r.URL.Path, "/a") || !fails.Load() {
+			code := map[string]int{"a": http.StatusInternalServerError, "d": http.StatusConflict}[path.Base(r.URL.Path)]
+			if code == 0 || !fails.Load() {
 				return false
 			}
-			http.Error(w, "refused by the test", http.StatusInternalServerError)
+			http.Error(w, "refused by the test", code)
 			return true
 		})
 		f.Bound("c", f.Driver)
 		f.Pod("a", "c", "n", nil)
+		f.Bound("d", f.Driver)
+		f.Pod("d", "d", "n", nil)
+		f.Grow("d", time.Now())
 		f.Pod("b", "c", "n", nil)
 		f.Grow("c", time.Now())
 		b := f.nudged("b", time.Time{}) // although a fails
 		f.Counted(f.c.nudges.WithLabelValues("error"), 1)
+		f.Counted(f.c.nudges.WithLabelValues("conflict"), 1)
 		fails.Store(false)
 		f.nudged("a", time.Time{})
+		f.nudged("d", time.Time{})
 		f.settles()
 		f.Unchanged(b)
 	})

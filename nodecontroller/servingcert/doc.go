@@ -23,5 +23,5 @@
 // Each write carries the resourceVersion that was read. If another replica was faster, the next round
 // continues with the pair of that replica. The CA bundles are also written again whenever another program
 // removes an authority that a replica needs. Earlier authorities stay until they expire: to revoke a pair,
-// delete the Secret and empty the CA bundles.
+// delete the Secret, wait until all replicas have loaded the next pair, and empty the CA bundles.
 package servingcert

@@ -68,6 +68,7 @@ type Manager struct {
 
 	renewing   sync.Mutex
 	notRenewed string // logged problem of the last renewal
+	written    bool   // this process has written the Secret
 
 	mu      sync.Mutex
 	outcome string           // of the last read
@@ -200,6 +201,9 @@ func (m *Manager) load(ctx context.Context, cert, key []byte, missing error) {
 	if missing == nil {
 		if pair, err = tls.X509KeyPair(cert, key); err == nil {
 			err = validAt(&pair, m.now())
+		}
+		if err == nil && m.cfg.Mode == SelfSigned { // it may be that of another Service
+			err = pair.Leaf.VerifyHostname(m.hosts[2])
 		}
 	}
 	m.mu.Lock()

@@ -82,9 +82,9 @@ func (m *Manager) renew(ctx context.Context) error {
 	}
 	trusted, err := m.publish(ctx, next, have, m.current.Load())
 	served := have != nil && validAt(have, m.now()) == nil || m.Ready() == nil
-	if served && !trusted {
-		return err
-	} // without a valid pair the calls of API servers fail anyway
+	if !trusted && (served || !kube.IsRefused(err)) {
+		return err // other replicas may still serve a trusted pair; a refusal may last, and without a valid pair calls fail anyway
+	}
 	secret.Data = map[string][]byte{certName: secret.Data[nextCertName], keyName: secret.Data[nextKeyName]}
 	return errors.Join(err, m.write(ctx, secret, "Serving certificate renewed"))
 }
@@ -95,7 +95,7 @@ func (m *Manager) publish(ctx context.Context, pairs ...*tls.Certificate) (trust
 	configs := m.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
 	config, err := configs.Get(ctx, m.cfg.WebhookConfig, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err):
+	case kube.IsNotFound(err):
 		return true, nil // it may be created later
 	case err != nil:
 		return false, fmt.Errorf("reading MutatingWebhookConfiguration %q: %w", m.cfg.WebhookConfig, err)
@@ -150,13 +150,16 @@ func (m *Manager) isOwn(w admissionregistrationv1.MutatingWebhook) bool {
 func (m *Manager) readSecret(ctx context.Context) (*corev1.Secret, error) {
 	secret, err := m.client.CoreV1().Secrets(m.secret.Namespace).Get(ctx, m.secret.Name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err):
+	case kube.IsNotFound(err):
 		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: m.secret.Namespace, Name: m.secret.Name}}, nil
 	case err != nil:
 		return nil, fmt.Errorf("reading Secret %q: %w", m.secret, err)
 	case len(secret.Data) > 0 && secret.Annotations[annService] == "":
 		return nil, fmt.Errorf("writing the certificate: Secret %q has data but no annotation %s: another program may need it. "+
 			"Delete it, or set --webhook-cert-secret to another name", m.secret, annService)
+	case len(secret.Data) > 0 && m.written && secret.Annotations[annService] != m.service.String():
+		return nil, fmt.Errorf("writing the certificate: another process has replaced it in Secret %q with that of Service %q. "+
+			"Set --webhook-cert-secret to another name for each driver", m.secret, secret.Annotations[annService])
 	}
 	return secret, nil
 }
@@ -177,6 +180,7 @@ func (m *Manager) write(ctx context.Context, secret *corev1.Secret, message stri
 	case err != nil:
 		return fmt.Errorf("writing Secret %q: %w", m.secret, err)
 	}
+	m.written = true
 	m.renewals.WithLabelValues("ok").Inc()
 	klog.FromContext(ctx).Info(message, "secret", m.secret.String())
 	return nil

@@ -4,6 +4,7 @@
 package servingcert
 
 import (
+	"context"
 	"crypto/tls"
 	"net/http"
 	"os"
@@ -283,6 +284,58 @@ func TestForeign(t *testing.T) {
 	if string(f.bundles()[0]) != string(theirs) {
 		t.Error("the webhook of another program was written")
 	}
+}
+
+// TestTwoServices has two drivers with one Secret: each replaces the certificate of the other at most once, and serves its own.
+func TestTwoServices(t *testing.T) {
+	t.Parallel()
+	f := setup(t, nil)
+	f.configure()
+	f.ready()
+	f.cfg.Service = "other"
+	other := f.manager(nil)
+	f.background(other.Run)
+	f.eventually("the other is ready", func(context.Context) error { return other.Ready() })
+	second := f.stored()
+	if err := f.m.renew(t.Context()); err == nil || !strings.Contains(err.Error(), f.ns+"/other") {
+		t.Errorf("the first: %v", err)
+	}
+	f.counts("reload_total", "ok", 1) // of the other
+	if now := f.stored(); !now.Leaf.Equal(second.Leaf) {
+		t.Error("the certificate was replaced again")
+	}
+	if cert, err := f.m.GetCertificate(nil); err != nil || cert.Leaf.VerifyHostname("hook."+f.ns+".svc") != nil {
+		t.Errorf("the first serves the certificate of the other: %v", err)
+	}
+}
+
+// TestUnpublishedPair deletes the Secret while a replica serves: a new one stores its pair only after it has published it.
+func TestUnpublishedPair(t *testing.T) {
+	t.Parallel()
+	f := setup(t, nil)
+	f.configure()
+	f.ready()
+	f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "certs", metav1.DeleteOptions{}))
+	var fails atomic.Bool
+	fails.Store(true)
+	late := f.manager(kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if fails.Load() && r.Method == http.MethodPatch {
+			http.Error(w, "try later", http.StatusServiceUnavailable)
+			return
+		}
+		pass.ServeHTTP(w, r)
+	}))
+	f.must(late.renew(t.Context()))
+	if err := late.renew(t.Context()); err == nil || f.stored() != nil {
+		t.Errorf("the API server is away: %v", err)
+	}
+	fails.Store(false)
+	f.must(late.renew(t.Context()))
+	if f.stored() != nil {
+		t.Error("API servers have had no time to trust it")
+	}
+	f.must(late.renew(t.Context()))
+	f.published("it is stored", nil)
 }
 
 // TestForbiddenConfiguration: without a pair the leader stores one although it cannot publish it; it does not

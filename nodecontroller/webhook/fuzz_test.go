@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -128,7 +129,7 @@ func others(object any) any {
 
 // FuzzReview: whatever is sent, the answer is a refusal or an AdmissionReview that allows.
 func FuzzReview(f *testing.F) {
-	s := &Server{cfg: testConfig("d"), metrics: newMetrics(prometheus.NewRegistry())}
+	s := &Server{cfg: testConfig("d"), bodies: semaphore.NewWeighted(maxBodies), metrics: newMetrics(prometheus.NewRegistry())}
 	s.mutations = map[string]mutation{
 		"/pod/mutate": {"pods", func(_ context.Context, r *request) (verdict, error) {
 			pod := &rawPod{}

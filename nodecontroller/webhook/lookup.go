@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -75,7 +74,7 @@ func (l *lookup) readClaim(ctx context.Context, name string) (*corev1.Persistent
 	l.metrics.liveReads.Inc()
 	claim, err := l.deps.Client.CoreV1().PersistentVolumeClaims(l.namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err):
+	case kube.IsNotFound(err):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("reading PersistentVolumeClaim %q: %w", l.namespace+"/"+name, err)
@@ -97,7 +96,7 @@ func (l *lookup) class(name string) (*storagev1.StorageClass, error) {
 	}
 	l.metrics.liveReads.Inc()
 	class, err := l.deps.Client.StorageV1().StorageClasses().Get(l.ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
+	if kube.IsNotFound(err) {
 		class, err = nil, nil
 	}
 	if err != nil {

@@ -15,6 +15,7 @@ type metrics struct {
 	seconds   *prometheus.HistogramVec
 	inFlight  prometheus.Gauge
 	liveReads prometheus.Counter
+	untrusted prometheus.Counter
 }
 
 // newMetrics registers the collectors.
@@ -37,8 +38,12 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			Name: "storage_controller_webhook_live_reads_total",
 			Help: "Reads from the API server for admission requests.",
 		}),
+		untrusted: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "storage_controller_webhook_tls_rejected_total",
+			Help: "TLS handshakes that a client aborted, for example because it does not trust the serving certificate.",
+		}),
 	}
-	registry.MustRegister(m.requests, m.seconds, m.inFlight, m.liveReads)
+	registry.MustRegister(m.requests, m.seconds, m.inFlight, m.liveReads, m.untrusted)
 	return m
 }
 

@@ -77,6 +77,9 @@ type verdict struct {
 	reason   string
 }
 
+// maxClaims is more than a node can attach. Each claim may cost a read, and a user who creates a pod chooses their number.
+const maxClaims = 256
+
 // mutatePod adds the capacity of its unbound claims to a pod.
 func (s *Server) mutatePod(ctx context.Context, r *request) (verdict, error) {
 	pod := &rawPod{}
@@ -89,8 +92,17 @@ func (s *Server) mutatePod(ctx context.Context, r *request) (verdict, error) {
 	if err := s.synced(); err != nil {
 		return verdict{}, err // a class that is not cached yet would look like one of another driver
 	}
+	names := pod.claimNames()
+	if len(names) > maxClaims {
+		return verdict{reason: "TooManyClaims", warnings: []string{fmt.Sprintf(
+			"the pod has %d PersistentVolumeClaims, more than %d: it is scheduled without regard to capacity", len(names), maxClaims)}}, nil
+	}
 	l := s.newLookup(ctx, r.Namespace)
-	missing := slices.DeleteFunc(pod.claimNames(), func(name string) bool { return l.claim(name) != nil })
+	// A claim that is being deleted may have been replaced by one of the same name.
+	missing := slices.DeleteFunc(names, func(name string) bool {
+		claim := l.claim(name)
+		return claim != nil && claim.DeletionTimestamp == nil
+	})
 	if err := l.read(missing); err != nil {
 		return verdict{}, err
 	}

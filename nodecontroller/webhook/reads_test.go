@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
@@ -82,6 +83,7 @@ func TestReads(t *testing.T) {
 		{"cached claims are confirmed", 31, 31, cached},
 		{"missing claims", 0, 11, names("missing", 11)},
 		{"claims of all kinds are read once each", 41, 42, everything},
+		{"more claims than a node can attach", 0, 0, names("many", maxClaims+1)},
 	} {
 		f.sized(c.what, c.gib, c.claims...)
 		if n := reads.Swap(0); n != c.reads {
@@ -94,6 +96,27 @@ func TestReads(t *testing.T) {
 	if claim, _ := f.s.deps.Claims.Get(f.ns + "/" + cached[4]); ok || isBound(claim) {
 		t.Error("the watch was not held back: nothing was tested")
 	}
+}
+
+// TestReplacedClaim replaces a bound claim that the cache still has, as the cleanup of a lost node does.
+func TestReplacedClaim(t *testing.T) {
+	f, _, held := reading(t)
+	class := f.class("dc1", "dc1")
+	f.claim("c", class, "1Gi", func(c *corev1.PersistentVolumeClaim) { c.Finalizers = []string{"example.com/keep"} })
+	f.bind("c")
+	claims := f.client.CoreV1().PersistentVolumeClaims(f.ns)
+	f.must(claims.Delete(f.Context(), "c", metav1.DeleteOptions{}))
+	f.eventually("the cache shows the deletion", func(context.Context) error {
+		if c, ok := f.s.deps.Claims.Get(f.ns + "/c"); !ok || c.DeletionTimestamp == nil || !isBound(c) {
+			return fmt.Errorf("it is %v", c)
+		}
+		return nil
+	})
+	held.shut()
+	_, err := claims.Patch(f.Context(), "c", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	f.must(err)
+	f.newClaim("c", &class, "2Gi")
+	f.sized("the new claim", 2, "c")
 }
 
 // TestClassNewerThanTheCache creates a class, claims and a pod together: the claims count although the

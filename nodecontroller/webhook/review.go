@@ -24,6 +24,9 @@ const (
 	// responseTime before it.
 	maxTime      = 10 * time.Second
 	responseTime = 500 * time.Millisecond
+	// maxBodies bounds the bytes of all requests that are being served, in decoded form several times as many: any client that reaches
+	// the port could end the process otherwise. A small request counts as minBody, the size of most pods.
+	maxBodies, minBody = 2 * maxBody, 16 << 10
 )
 
 // request is a decoded admission request; its object is still encoded.
@@ -106,12 +109,22 @@ func (s *Server) respond(r *http.Request) (body []byte, patched bool, err error)
 	case mediaErr != nil || media != "application/json":
 		return nil, false, refuse(http.StatusUnsupportedMediaType, "the content type must be application/json")
 	}
+	ctx, cancel := context.WithTimeout(r.Context(), deadline(r.URL.Query().Get("timeout")))
+	defer cancel()
+	size := int64(maxBody) // if it is unknown, or more than is read
+	if r.ContentLength >= 0 {
+		size = max(minBody, min(r.ContentLength, maxBody))
+	}
+	if !s.bodies.TryAcquire(size) {
+		if err := s.bodies.Acquire(ctx, size); err != nil {
+			return nil, false, refuse(http.StatusServiceUnavailable, "the requests that are being served are too large: %w", err)
+		}
+	}
+	defer s.bodies.Release(size)
 	review, err := readReview(r.Body)
 	if err != nil {
 		return nil, false, err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), deadline(r.URL.Query().Get("timeout")))
-	defer cancel()
 	log := klog.FromContext(ctx).WithValues("path", r.URL.Path, "uid", review.Request.UID, "namespace", review.Request.Namespace)
 	v, err := m.handle(klog.NewContext(ctx, log), review.Request)
 	if err != nil {

@@ -4,10 +4,12 @@
 package webhook
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -16,6 +18,8 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
 	"k8s.io/klog/v2"
 )
 
@@ -28,6 +32,7 @@ type Server struct {
 	deps      Deps
 	metrics   *metrics
 	mutations map[string]mutation // by path
+	bodies    *semaphore.Weighted // bytes of the requests that are being served
 	listener  net.Listener
 	used      atomic.Bool // the listener was used
 	serving   atomic.Bool
@@ -40,7 +45,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--webhook-addr: listening at %q: %w", cfg.Address, err)
 	}
-	s := &Server{cfg: cfg, deps: deps, listener: listener, metrics: newMetrics(deps.Registry)}
+	s := &Server{cfg: cfg, deps: deps, bodies: semaphore.NewWeighted(maxBodies), listener: listener, metrics: newMetrics(deps.Registry)}
 	// Both paths are always served: during an upgrade, an API server may still call a webhook that
 	// is switched off, and a missing path would block the creation of objects.
 	s.mutations = map[string]mutation{
@@ -117,6 +122,9 @@ func (s *Server) drain(ctx context.Context, server *http.Server) {
 
 func (s *Server) httpServer(ctx context.Context) *http.Server {
 	base := context.WithoutCancel(ctx) // requests may end after ctx
+	// Mostly about clients that closed the connection or do not trust the certificate.
+	errorLog := slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx)), slog.Level(-1))
+	errorLog.SetOutput(handshakeErrors{errorLog.Writer(), s.metrics.untrusted})
 	return &http.Server{
 		Handler:           s,
 		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.deps.GetCertificate},
@@ -124,9 +132,21 @@ func (s *Server) httpServer(ctx context.Context) *http.Server {
 		ReadTimeout:       15 * time.Second,
 		WriteTimeout:      15 * time.Second,
 		IdleTimeout:       90 * time.Second,
-		MaxHeaderBytes:    1 << 20,
+		MaxHeaderBytes:    64 << 10,
 		BaseContext:       func(net.Listener) context.Context { return base },
-		// Mostly about clients that closed the connection or do not trust the certificate.
-		ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx)), slog.Level(-1)),
+		ErrorLog:          errorLog,
 	}
+}
+
+// handshakeErrors counts the lines of an error log about clients that abort the TLS handshake.
+type handshakeErrors struct {
+	io.Writer
+	aborted prometheus.Counter
+}
+
+func (h handshakeErrors) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte("remote error: tls:")) {
+		h.aborted.Inc()
+	}
+	return h.Writer.Write(line)
 }

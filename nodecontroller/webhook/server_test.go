@@ -4,8 +4,10 @@
 package webhook
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"go.uber.org/goleak"
 	"k8s.io/client-go/kubernetes"
@@ -90,6 +93,49 @@ func TestNotSynced(t *testing.T) {
 	}
 }
 
+// TestMemoryIsBounded expects 503 while other requests are as large as all of them may be, and an answer afterwards.
+func TestMemoryIsBounded(t *testing.T) {
+	f, stop := alone(t)
+	defer stop()
+	url := "https://" + f.s.Address() + "/pod/mutate?timeout=600ms"
+	web, answered := f.web(), make(chan int)
+	var bodies []*io.PipeWriter
+	for range maxBodies / maxBody { // of unknown size
+		body, w := io.Pipe()
+		bodies = append(bodies, w)
+		go func() {
+			response, err := web.Post(url, "application/json", body)
+			if err != nil {
+				answered <- 0
+				return
+			}
+			response.Body.Close()
+			answered <- response.StatusCode
+		}()
+	}
+	ask := func(want int) func(context.Context) error {
+		return func(context.Context) error {
+			response, err := web.Post(url, "application/json", bytes.NewReader(reviewOf(t, "n", "pods", podOf("p"))))
+			if err != nil {
+				return err
+			}
+			defer response.Body.Close()
+			if response.StatusCode != want {
+				return fmt.Errorf("the answer has the code %d", response.StatusCode)
+			}
+			return nil
+		}
+	}
+	f.eventually("requests are refused", ask(503))
+	for _, w := range bodies {
+		w.Close()
+		if code := <-answered; code != 400 {
+			t.Errorf("a request without a review: code %d", code)
+		}
+	}
+	f.eventually("requests are served again", ask(200))
+}
+
 func TestProtocols(t *testing.T) {
 	f, stop := alone(t)
 	defer stop()
@@ -105,6 +151,15 @@ func TestProtocols(t *testing.T) {
 	if _, err := tls.Dial("tcp", f.s.Address(), old); err == nil {
 		t.Error("TLS 1.1 is accepted")
 	}
+	if _, err := tls.Dial("tcp", f.s.Address(), &tls.Config{ServerName: "localhost"}); err == nil {
+		t.Error("a client without the authority trusts the certificate")
+	}
+	f.eventually("it is counted", func(context.Context) error {
+		if n := testutil.ToFloat64(f.s.metrics.untrusted); n != 1 {
+			return fmt.Errorf("%v rejections", n)
+		}
+		return nil
+	})
 	plain, err := http.Post("http://"+f.s.Address()+"/pod/mutate", "application/json", strings.NewReader("{}"))
 	f.must(err)
 	defer plain.Body.Close()
@@ -128,7 +183,7 @@ func TestMetricNames(t *testing.T) {
 	m := newMetrics(reg)
 	m.served("/pod/mutate", 200, true, time.Millisecond)
 	families, err := reg.Gather()
-	if err != nil || len(families) != 4 {
+	if err != nil || len(families) != 5 {
 		t.Errorf("%d families, %v", len(families), err)
 	}
 	for _, f := range families {
