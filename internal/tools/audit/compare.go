@@ -96,24 +96,27 @@ var inlineID = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 func (c comparison) volumes(attached map[string][]string) []Finding {
 	var found []Finding
 	known, knownNames, listedNames := map[string]bool{}, map[string]bool{}, map[string]bool{}
-	listedHandles := map[string]bool{}
+	folded := c.folded()
 	for h := range c.listed.Volumes {
 		listedNames[path.Base(h)] = true
-		listedHandles[strings.ToLower(h)] = true
 	}
 	for _, pv := range c.cluster.Volumes {
 		h, inTree, ok := c.handleOfVolume(pv)
 		if !ok {
 			continue
 		}
-		listed := listedHandles[strings.ToLower(h)]
+		as := c.listedAs(h, folded)
+		listed := len(as) > 0
 		known[strings.ToLower(h)] = true
 		if inTree {
 			knownNames[path.Base(h)] = true
 			listed = listed || listedNames[path.Base(h)]
 		}
-		capacity := pv.Spec.Capacity[corev1.ResourceStorage]
-		if size := c.listed.Sizes[h]; size > 0 && capacity.Value() > size {
+		capacity, size := pv.Spec.Capacity[corev1.ResourceStorage], int64(0)
+		if len(as) == 1 {
+			size = c.listed.Sizes[as[0]]
+		}
+		if size > 0 && capacity.Value() > size {
 			found = append(found, Finding{
 				Kind: VolumeTooSmall, Object: "PersistentVolume " + pv.Name, UID: string(pv.UID), VolumeHandle: h,
 				Message: fmt.Sprintf("ListVolumes returns %d bytes, the PersistentVolume has %s", size, capacity.String()),
@@ -138,6 +141,23 @@ func (c comparison) volumes(attached map[string][]string) []Finding {
 		}
 	}
 	return found
+}
+
+// folded returns the listed handles by their form in lower case.
+func (c comparison) folded() map[string][]string {
+	folded := map[string][]string{}
+	for h := range c.listed.Volumes {
+		folded[strings.ToLower(h)] = append(folded[strings.ToLower(h)], h)
+	}
+	return folded
+}
+
+// listedAs returns the listed handles that may mean h: h, or else those that differ from it in case only.
+func (c comparison) listedAs(h string, folded map[string][]string) []string {
+	if _, listed := c.listed.Volumes[h]; listed {
+		return []string{h}
+	}
+	return folded[strings.ToLower(h)]
 }
 
 // snapshots compares the listed snapshots with the VolumeSnapshotContents.
@@ -250,7 +270,7 @@ func at(nodes []string) string {
 }
 
 // attachedHandles returns the handles that ListVolumes may have for the volume of each VolumeAttachment
-// of the driver, by the name of the VolumeAttachment. A translated handle may match several.
+// of the driver, by the name of the VolumeAttachment. A translated handle, or one in another case, may match several.
 func (c comparison) attachedHandles() map[string][]string {
 	volumes := map[string]*corev1.PersistentVolume{}
 	for _, pv := range c.cluster.Volumes {
@@ -262,16 +282,20 @@ func (c comparison) attachedHandles() map[string][]string {
 			byName[path.Base(h)] = append(byName[path.Base(h)], h)
 		}
 	}
-	attached := map[string][]string{}
+	attached, folded := map[string][]string{}, c.folded()
 	for _, va := range c.cluster.Attachments {
 		h, translated := c.handleOf(va, volumes)
 		if h == "" {
 			continue
 		}
-		attached[va.Name] = []string{h}
-		if _, listed := c.listed.Volumes[h]; translated && !listed && byName[path.Base(h)] != nil {
-			attached[va.Name] = byName[path.Base(h)]
+		handles := c.listedAs(h, folded)
+		if handles == nil && translated {
+			handles = byName[path.Base(h)]
 		}
+		if handles == nil {
+			handles = []string{h}
+		}
+		attached[va.Name] = handles
 	}
 	return attached
 }

@@ -61,6 +61,15 @@ func TestFindings(t *testing.T) {
 	attachedBy := func(va *storagev1.VolumeAttachment) ClusterState {
 		return ClusterState{Volumes: []*corev1.PersistentVolume{pv}, NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{va}}
 	}
+	attachedInCase := func(handles ...string) ClusterState {
+		state := ClusterState{NodeIDs: nodes}
+		for i, h := range handles {
+			name := fmt.Sprint("pv", i)
+			state.Volumes = append(state.Volumes, volume(name, driver, h))
+			state.Attachments = append(state.Attachments, attachment(fmt.Sprint("a", i), name, "n", true))
+		}
+		return state
+	}
 	unknownNode := attachedBy(attachment("a", "pv", "n", true))
 	unknownNode.NodeIDs = nil
 	for name, c := range map[string]struct {
@@ -73,6 +82,13 @@ func TestFindings(t *testing.T) {
 		"a volume and its PV":      {volumes(pv), map[string][]string{"v": {}}, false, nil},
 		"a volume without a PV":    {ClusterState{}, map[string][]string{"v": {}}, false, []string{"volume_without_pv v"}},
 		"a handle in another case": {volumes(volume("pv", driver, "/RG/v")), map[string][]string{"/rg/V": {}}, false, nil},
+		"attached in another case": {attachedInCase("/RG/v"), map[string][]string{"/rg/V": {"id"}}, false, nil},
+		"attached in another case, not published": {attachedInCase("/RG/v"), map[string][]string{"/rg/V": {}}, false,
+			[]string{"attached_not_published VolumeAttachment a0 /rg/V id"}},
+		"handles that differ in case only": {attachedInCase("v", "V"), map[string][]string{"v": {"id"}, "V": {"id"}}, false, nil},
+		"one of them published elsewhere": {attachedInCase("v", "V"), map[string][]string{"v": {"id"}, "V": {"other"}}, false,
+			[]string{"attached_not_published VolumeAttachment a1 V id", "published_not_attached V other"}},
+		"a handle that may be either": {attachedInCase("/rg/v"), map[string][]string{"/RG/v": {"id"}, "/rg/V": {}}, false, nil},
 		"an inline volume of a pod": {
 			ClusterState{}, map[string][]string{"csi-" + strings.Repeat("0a", 32): {}}, false, nil,
 		},
@@ -119,10 +135,12 @@ func TestSizes(t *testing.T) {
 	pv := volume("pv", driver, "v")
 	pv.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("2Gi")}
 	for size, want := range map[int64]int{0: 0, 1 << 30: 1, 2 << 30: 0, 3 << 30: 0} {
-		c := comparison{driver: driver, cluster: ClusterState{Volumes: []*corev1.PersistentVolume{pv}},
-			listed: Listed{Volumes: map[string][]string{"v": nil}, Sizes: map[string]int64{"v": size}}}
-		if got := c.findings(); len(got) != want || want == 1 && got[0].Kind != VolumeTooSmall {
-			t.Errorf("%d bytes: %+v", size, got)
+		for _, listed := range []string{"v", "V"} {
+			c := comparison{driver: driver, cluster: ClusterState{Volumes: []*corev1.PersistentVolume{pv}},
+				listed: Listed{Volumes: map[string][]string{listed: nil}, Sizes: map[string]int64{listed: size}}}
+			if got := c.findings(); len(got) != want || want == 1 && got[0].Kind != VolumeTooSmall {
+				t.Errorf("%s, %d bytes: %+v", listed, size, got)
+			}
 		}
 	}
 }
