@@ -224,6 +224,39 @@ func TestMigrateToSomethingThatDoesNotStart(t *testing.T) {
 	}
 }
 
+// TestMigrateToSomethingThatMayNotList: a named role exits if its first list is forbidden.
+func TestMigrateToSomethingThatMayNotList(t *testing.T) {
+	manifest := func(kind, role, rules string) string {
+		return "kind: Deployment\nmetadata: {name: d, namespace: n}\nspec: {template: {spec: {containers: [{name: c, image: " + kind +
+			":v9, args: [--csi-address=/csi/csi.sock]}]}}}\n---\nkind: ClusterRoleBinding\nmetadata: {name: b}\n" +
+			"subjects: [{kind: ServiceAccount, name: default, namespace: n}]\nroleRef: {kind: ClusterRole, name: r}\n" +
+			"---\nkind: ClusterRole\nmetadata: {name: " + role + "}\nrules:\n" + rules
+	}
+	rule := func(group, resources, verbs string) string {
+		return "- {apiGroups: ['" + group + "'], resources: [" + resources + "], verbs: [" + verbs + "]}\n"
+	}
+	attacher := rule("", "persistentvolumes", "get, list, watch, patch") +
+		rule("storage.k8s.io", "volumeattachments, volumeattachments/status", "get, list, watch, patch")
+	resizer := rule("", "persistentvolumes, persistentvolumeclaims, persistentvolumeclaims/status", "get, list, watch, patch")
+	nodes := func(verbs string) string { return rule("storage.k8s.io", "csinodes", verbs) }
+	for name, tt := range map[string]struct {
+		kind, role, rules string
+		code              int
+		missing           string
+	}{
+		"everything":              {"csi-attacher", "r", attacher + nodes("list, watch"), 0, ""},
+		"a list":                  {"csi-attacher", "r", attacher, exitFindings, "lacks permissions: list,watch csinodes"},
+		"a watch":                 {"csi-attacher", "r", attacher + nodes("list"), 0, "permissions: watch csinodes"},
+		"a role is not known":     {"csi-attacher", "other", attacher, 0, "roles that are not in the input"},
+		"a kind that is optional": {"csi-resizer", "r", resizer, 0, "list,watch pods"},
+	} {
+		code, _, stderr := runWithInput(t, []byte(manifest(tt.kind, tt.role, tt.rules)), "storage-controller", "migrate", "-f", "-")
+		if code != tt.code || !strings.Contains(stderr, tt.missing) || tt.missing == "" && strings.Contains(stderr, "lacks permissions:") {
+			t.Errorf("%s: exit code %d, want %d: %s", name, code, tt.code, stderr)
+		}
+	}
+}
+
 func TestMigrateTakesOneManifest(t *testing.T) {
 	code, stdout, stderr := output(t, "storage-controller", "migrate", "-f", migrateTestdata+"a.yaml", "-f", migrateTestdata+"b.yaml")
 	if code != exitUsage || stdout != "" || !strings.Contains(stderr, "one manifest at a time") {

@@ -153,6 +153,19 @@ func (a account) missing(grants []Grant) []access {
 	return slices.DeleteFunc(accesses(grants, a.namespace), a.may)
 }
 
+// listed are the resources whose first list must succeed. The new containers name their roles, and a named role ends the process
+// if the list is forbidden.
+var listed = []string{"csinodes", "csistoragecapacities", "nodes", "persistentvolumeclaims", "persistentvolumes", "storageclasses",
+	"volumeattachments"}
+
+// starts reports whether the process keeps running with the permissions of a.
+func (a account) starts(required []Grant) bool {
+	required = slices.DeleteFunc(slices.Clone(required), func(g Grant) bool { return g.Name == "nodecontroller-cleanup" }) // optional
+	return !slices.ContainsFunc(a.missing(required), func(l access) bool {
+		return l.verb == "list" && slices.Contains(listed, l.resource)
+	})
+}
+
 // notePermissions notes the permissions that the new containers of w need and its ServiceAccount does not have.
 func (m *migration) notePermissions(w workload, groups []*group) {
 	for _, g := range groups {
@@ -180,6 +193,7 @@ func (m *migration) notePermissions(w workload, groups []*group) {
 			"permissions it lacks, or grant everything that they may lack: --print-rbac prints it", who, enumerate(a.unknown))
 	case len(lacks) > 0:
 		m.note(Required, w.name, "", "%s lacks permissions: %s. --print-rbac prints them as manifests", who, summary(lacks))
+		m.rejected = m.rejected || !a.starts(required)
 	}
 	if a.bound && len(a.unknown) == 0 {
 		for _, o := range optional {
