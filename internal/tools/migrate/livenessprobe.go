@@ -50,7 +50,7 @@ func (s *source) prepareLivenessprobe(g *group) {
 
 // noteMetrics notes where the metrics of livenessprobe are now, and what still reads them at its address.
 func noteMetrics(g *group, s *source, f setting) {
-	if server := (ports{g}).server(); server != nil && server != s {
+	if (ports{g}).server() != nil {
 		g.changed("the metrics of %s at %s are now among those of the roles, at --http-endpoint", s.name, f.value)
 	} else {
 		g.changed("the metrics of %s at %s are not served any more, because --http-endpoint is not set. Set it to serve the metrics of "+

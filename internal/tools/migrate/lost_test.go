@@ -316,6 +316,28 @@ func TestMergedContainer(t *testing.T) {
 			container("csi-attacher", fmt.Sprintf(port, 8081, ", hostPort: 8081"), `"--http-endpoint=:8081"`),
 			"containerPort: 8080, hostPort: 8080", "hostPort: 8081",
 		},
+		"ports of one name": {
+			container("csi-provisioner", "        ports: [{name: healthz, containerPort: 8080}]\n"),
+			container("livenessprobe", "        ports: [{name: healthz, containerPort: 9808}]\n"+
+				"        livenessProbe: {httpGet: {path: /healthz, port: healthz}}\n"),
+			"- {containerPort: 9808}\n        livenessProbe: {httpGet: {path: /healthz, port: 9808}}", "port: healthz",
+		},
+		"a moved port of one name": {
+			container("csi-provisioner", "        ports: [{name: http, containerPort: 9000}]\n", `"--http-endpoint=:8080"`),
+			container("csi-attacher", "        ports: [{name: http, containerPort: 8081}]\n"+
+				"        livenessProbe: {tcpSocket: {port: http}}\n", `"--http-endpoint=:8081"`),
+			"- {containerPort: 8080}\n        livenessProbe: {tcpSocket: {port: 8080}}", "port: http}}",
+		},
+		"an address that the kubelet does not reach": {
+			container("csi-provisioner", "", `"--http-endpoint=127.0.0.1:8080"`),
+			container("csi-attacher", "        livenessProbe: {httpGet: {path: /healthz, port: 8081}}\n", `"--http-endpoint=:8081"`),
+			"- \"--http-endpoint=:8081\"", "port: 8080",
+		},
+		"addresses that the kubelet does not reach": {
+			container("csi-provisioner", "", `"--http-endpoint=localhost:8080"`),
+			container("csi-attacher", "        livenessProbe: {tcpSocket: {port: 8081, host: localhost}}\n", `"--http-endpoint=[::1]:8081"`),
+			"tcpSocket: {port: 8080, host", "port: 8081",
+		},
 		"the default socket": {
 			container("csi-provisioner", "        volumeMounts: [{name: s, mountPath: /run/csi}]\n"),
 			container("csi-attacher", "        volumeMounts: [{name: s, mountPath: /csi}]\n", "--csi-address=/csi/socket"),

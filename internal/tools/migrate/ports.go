@@ -5,6 +5,8 @@ package migrate
 
 import (
 	"cmp"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -26,18 +28,27 @@ func portOf(address string) string {
 	return address[strings.LastIndex(address, ":")+1:]
 }
 
+// isLoopback reports whether only the pod itself reaches an address.
+func isLoopback(address string) bool {
+	host, _, _ := net.SplitHostPort(address)
+	ip, _ := netip.ParseAddr(host)
+	return host == "localhost" || ip.IsLoopback()
+}
+
 // ports are the ports of a group. Its sources may have an address for metrics and health each;
-// the new container has the first one.
+// the new container has the first one that the kubelet reaches, or else the first one.
 type ports struct{ *group }
 
 // server returns the source whose address the new container has, nil for none.
 func (g ports) server() *source {
+	var server *source
 	for _, s := range g.replaced() {
-		if s.endpoint() != "" {
-			return s
+		if address := s.endpoint(); s.kind != livenessprobe && address != "" &&
+			(server == nil || isLoopback(server.endpoint()) && !isLoopback(address)) {
+			server = s
 		}
 	}
-	return nil
+	return server
 }
 
 // moved returns the ports of removed addresses, and the port that replaces them.
@@ -65,12 +76,21 @@ func (g ports) list() []*yaml.Node {
 		})
 	}
 	var all, removed []*yaml.Node
+	add := func(p *yaml.Node) {
+		name, port := text(get(p, "name")), text(get(p, "containerPort"))
+		if i := slices.IndexFunc(all, func(q *yaml.Node) bool { return name != "" && text(get(q, "name")) == name }); i >= 0 {
+			g.changed("the name %s of port %s was dropped: port %s has it, too. What selects port %[2]s by its name must use its number",
+				name, port, text(get(all[i], "containerPort")))
+			p = without(p, "name")
+		}
+		all = append(all, p)
+	}
 	for _, p := range g.joined("ports") {
 		switch {
 		case slices.Contains(from, text(get(p, "containerPort"))):
 			removed = append(removed, p)
 		case !have(all, p):
-			all = append(all, p)
+			add(p)
 		}
 	}
 	for _, p := range removed {
@@ -80,7 +100,7 @@ func (g ports) list() []*yaml.Node {
 			set(moved, "hostPort", number(to))
 		}
 		if !have(all, moved) {
-			all = append(all, moved)
+			add(moved)
 			continue
 		}
 		if name, now := text(get(p, "name")), nameOfPort(all, to); name != "" && name != now {
@@ -104,6 +124,12 @@ func nameOfPort(ports []*yaml.Node, number string) string {
 // noteMoved lists the moved ports, and what uses them: containers that stay, and objects of the input.
 func (g ports) noteMoved() {
 	from, to := g.moved()
+	for _, s := range g.replaced() {
+		if server := g.server(); isLoopback(s.endpoint()) && !isLoopback(server.endpoint()) {
+			g.changed("metrics and health of %s were served at %s, which only its pod reaches. Other pods can read them at %s now", s.name,
+				s.endpoint(), server.endpoint())
+		}
+	}
 	if len(from) == 0 {
 		return
 	}
@@ -162,7 +188,7 @@ func (g ports) probe(key string) *yaml.Node {
 	return chosen
 }
 
-// movePort replaces the port of a probe if it was moved.
+// movePort replaces the port of a probe if it was moved, or if it has another name now.
 func (g ports) movePort(s *source, probe *yaml.Node) {
 	from, to := g.moved()
 	for _, handler := range []string{"httpGet", "tcpSocket", "grpc"} {
@@ -170,18 +196,23 @@ func (g ports) movePort(s *source, probe *yaml.Node) {
 		if port == nil {
 			continue
 		}
-		number := port.Value
+		target := port.Value
 		for _, p := range items(get(s.node, "ports")) {
-			if text(get(p, "name")) == number {
-				number = text(get(p, "containerPort"))
+			if text(get(p, "name")) == port.Value {
+				target = text(get(p, "containerPort"))
 			}
 		}
-		if !slices.Contains(from, number) {
+		if slices.Contains(from, target) {
+			target = to
+		} else if target == port.Value { // a number
 			continue
 		}
-		name := nameOfPort(g.list(), to)
+		name := nameOfPort(g.list(), target)
+		if name == port.Value {
+			continue
+		}
 		*port = *scalar(name)
-		if name == to {
+		if name == target {
 			port.Tag, port.Style = "!!int", 0
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -76,6 +77,18 @@ func set(n *yaml.Node, key string, value *yaml.Node) {
 		}
 	}
 	n.Content = append(n.Content, scalar(key), value)
+}
+
+// without returns a copy of a mapping without key.
+func without(n *yaml.Node, key string) *yaml.Node {
+	c := resolved(n)
+	for i := 0; i+1 < len(c.Content); i += 2 {
+		if c.Content[i].Value == key {
+			c.Content = slices.Delete(c.Content, i, i+2)
+			break
+		}
+	}
+	return c
 }
 
 // resolved returns a copy of n in which aliases and merge keys are replaced by their values.
