@@ -13,9 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -161,7 +158,7 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 	if explain.Namespaced(request.Kind) && request.Namespace == "" {
 		request.Namespace = namespace
 	}
-	clients, err := explainClients(cfg)
+	clients, err := explain.NewClients(kube.ForRole(cfg, buildVersion(), "explain", 0, 0))
 	if err != nil {
 		return fmt.Errorf("creating the clients: %w", err)
 	}
@@ -187,14 +184,4 @@ func (o explainOptions) connect() (*rest.Config, string, error) {
 		namespace = election.Namespace("") // that of the pod, or default
 	}
 	return cfg, namespace, err
-}
-
-func explainClients(cfg *rest.Config) (explain.Clients, error) {
-	cfg = kube.ForRole(cfg, buildVersion(), "explain", 0, 0)
-	var c explain.Clients
-	var err, errDynamic, errMetadata error
-	c.Kubernetes, err = kubernetes.NewForConfig(cfg)
-	c.Dynamic, errDynamic = dynamic.NewForConfig(kube.ForCustomResources(cfg))
-	c.Metadata, errMetadata = metadata.NewForConfig(cfg)
-	return c, errors.Join(err, errDynamic, errMetadata)
 }

@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+
+	"github.com/storage-controller/storage-controller/internal/tools/clock"
 )
 
 const apiServerCheck = "api-server"
@@ -74,8 +76,8 @@ func (e *examination) connect(ctx context.Context) bool {
 	default:
 		e.ok(name, "%s, %s, authenticated as %s", host, described, user)
 	}
-	e.Checks = append(e.Checks, clock(e.skew))
-	if e.skew == unknownSkew {
+	e.Checks = append(e.Checks, checkSkew(e.skew))
+	if e.skew == clock.Unknown {
 		e.skew = 0
 	}
 	return true
@@ -102,7 +104,7 @@ func (e *examination) askVersion(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer response.Body.Close()
-	e.skew = skewOf(response.Header.Get("Date"), before, time.Now())
+	e.skew = clock.Skew(response.Header.Get("Date"), before, time.Now())
 	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
 	if err != nil {
 		return "", err
@@ -130,25 +132,6 @@ func isRefusal(err error) bool {
 	return refused && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// unknownSkew is the skew of a server whose responses have no Date.
-const unknownSkew = time.Duration(-1 << 62)
-
-// skewOf returns how far the local clock is ahead of date, which the server wrote between before
-// and after. A Date has whole seconds; skewOf returns 0 if the clocks may agree.
-func skewOf(date string, before, after time.Time) time.Duration {
-	server, err := http.ParseTime(date)
-	if err != nil {
-		return unknownSkew
-	}
-	switch {
-	case before.After(server.Add(time.Second)):
-		return before.Sub(server.Add(time.Second))
-	case after.Before(server):
-		return after.Sub(server)
-	}
-	return 0
-}
-
 // The clock differences that are reported. Leases compare times of one clock only, but tokens and
 // certificates do not, and ages in logs and hints would be wrong.
 const (
@@ -156,10 +139,10 @@ const (
 	clockFailure = time.Minute
 )
 
-// clock returns the check of a clock difference.
-func clock(skew time.Duration) Check {
+// checkSkew returns the check of a clock difference.
+func checkSkew(skew time.Duration) Check {
 	c := Check{Name: "clock", Status: OK, Message: "equal to that of the API server (to a second)"}
-	if skew == unknownSkew {
+	if skew == clock.Unknown {
 		c.Status, c.Message = Skipped, "the responses of the API server have no Date"
 		return c
 	}

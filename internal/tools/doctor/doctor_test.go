@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/tools/clock"
 )
 
 func TestClock(t *testing.T) {
@@ -41,7 +42,7 @@ func TestClock(t *testing.T) {
 		if c.date != "" {
 			date = c.date
 		}
-		got := clock(skewOf(date, server.Add(c.before), server.Add(c.after)))
+		got := checkSkew(clock.Skew(date, server.Add(c.before), server.Add(c.after)))
 		if got.Status != c.want || !strings.Contains(got.Message, c.text) {
 			t.Errorf("%s: %+v", name, got)
 		}

@@ -112,7 +112,7 @@ func (f *facts) holds(lease *coordinationv1.Lease) bool {
 }
 
 func (f *facts) isExpired(lease *coordinationv1.Lease) bool {
-	ttl := time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 15)) * time.Second
+	ttl := time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 15))*time.Second + 2*time.Second // the clocks are compared to a second
 	return lease.Spec.RenewTime == nil || !lease.Spec.RenewTime.Add(ttl).After(f.now)
 }
 

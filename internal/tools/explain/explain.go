@@ -9,13 +9,16 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/clock"
 )
 
 // Clients read the cluster.
@@ -24,6 +27,19 @@ type Clients struct {
 	Dynamic    dynamic.Interface  // for snapshots and ReferenceGrants
 	Metadata   metadata.Interface // for Secrets
 	Status     *http.Client       // for Request.StatusURL, see [StatusClient]; nil sends no credentials
+	clock      *clock.Clock
+}
+
+// NewClients returns the clients for cfg.
+func NewClients(cfg *rest.Config) (Clients, error) {
+	c := Clients{clock: new(clock.Clock)}
+	cfg = rest.CopyConfig(cfg)
+	cfg.Wrap(c.clock.Observe)
+	var err, errDynamic, errMetadata error
+	c.Kubernetes, err = kubernetes.NewForConfig(cfg)
+	c.Dynamic, errDynamic = dynamic.NewForConfig(kube.ForCustomResources(cfg))
+	c.Metadata, errMetadata = metadata.NewForConfig(cfg)
+	return c, errors.Join(err, errDynamic, errMetadata)
 }
 
 // The kinds that can be explained.
@@ -54,7 +70,7 @@ var ErrNotFound = errors.New("not found")
 // Explain reads the object and everything related to it, and returns a report. It fails if the object itself cannot
 // be read; other failed reads are findings of the report.
 func Explain(ctx context.Context, clients Clients, request Request) (Report, error) {
-	g := &gatherer{Clients: clients, request: request, facts: &facts{now: time.Now()}}
+	g := &gatherer{Clients: clients, request: request, facts: &facts{}}
 	kinds := map[string]struct {
 		gather  func(context.Context) error
 		explain func(*facts) Report
@@ -75,6 +91,7 @@ func Explain(ctx context.Context, clients Clients, request Request) (Report, err
 	if request.StatusURL != "" {
 		g.facts.process = readStatusPage(ctx, cmp.Or(clients.Status, http.DefaultClient), request.StatusURL)
 	}
+	g.facts.now = clients.clock.Now()
 	return kind.explain(g.facts), nil
 }
 

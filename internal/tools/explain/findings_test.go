@@ -73,8 +73,8 @@ func TestWhoHoldsALease(t *testing.T) {
 		"another program":   {lease("pod", time.Second, "kubectl-edit"), Fine, "(kubectl-edit), which holds", nil},
 		"no managed fields": {lease("pod", time.Second), Fine, "(unknown program)", nil},
 		"released":          {lease("", time.Second), Blocked, "Lease ns/l has no holder", nil},
-		"expired":           {lease("pod", 15*time.Second), Blocked, "has expired (last renewed 15s ago)", nil},
-		"just in time":      {lease("pod", 14*time.Second), Fine, "which holds", nil},
+		"expired":           {lease("pod", 17*time.Second), Blocked, "has expired (last renewed 17s ago)", nil},
+		"just in time":      {lease("pod", 16*time.Second), Fine, "which holds", nil},
 		"expired elsewhere": {lease("pod", time.Second), Fine, "which holds", lease("pod", time.Hour)},
 	} {
 		t.Run(name, func(t *testing.T) {

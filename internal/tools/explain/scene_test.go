@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
@@ -56,15 +55,9 @@ func must[T any](s *scene, v T, err error) T {
 
 func clientsOf(t *testing.T, cfg *rest.Config) Clients {
 	t.Helper()
-	var c Clients
-	var errs [3]error
-	c.Kubernetes, errs[0] = kubernetes.NewForConfig(cfg)
-	c.Dynamic, errs[1] = dynamic.NewForConfig(cfg)
-	c.Metadata, errs[2] = metadata.NewForConfig(cfg)
-	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
+	c, err := NewClients(cfg)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return c
 }

@@ -476,6 +476,31 @@ func TestWithoutPermissions(t *testing.T) {
 	}
 }
 
+// dated sets the Date of responses.
+type dated struct {
+	http.RoundTripper
+	date time.Time
+}
+
+func (d dated) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := d.RoundTripper.RoundTrip(r)
+	if err == nil {
+		response.Header.Set("Date", d.date.UTC().Format(http.TimeFormat))
+	}
+	return response, err
+}
+
+// TestLocalClockIsAhead: a Lease that was renewed according to the API server has not expired.
+func TestLocalClockIsAhead(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.lease(strings.ReplaceAll(s.driver, ".", "-"), "pod", "storage-controller", 3*time.Hour)
+	s.claim(s.class(nil), nil)
+	cfg := rest.CopyConfig(s.cp.Config())
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return dated{next, time.Now().Add(-3 * time.Hour)} })
+	s.says(s.text(cfg, Request{Kind: KindClaim, Namespace: s.ns, Name: "data"}), `is "pod" (storage-controller), which holds Lease`)
+}
+
 func TestReadErrors(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)

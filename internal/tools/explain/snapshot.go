@@ -86,7 +86,7 @@ func (g *gatherer) contentEvents(ctx context.Context) {
 		return
 	}
 	content := s.content.value
-	about := gatherer{Clients: g.Clients, request: Request{Kind: kindContent, Name: content.Name}, facts: &facts{now: g.facts.now}}
+	about := gatherer{Clients: g.Clients, request: Request{Kind: kindContent, Name: content.Name}, facts: &facts{}}
 	about.events(ctx, metav1.NamespaceDefault, string(content.UID))
 	s.errors = slices.DeleteFunc(about.facts.newestFirst(), func(e *corev1.Event) bool { return e.Type != corev1.EventTypeWarning })
 }

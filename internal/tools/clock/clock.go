@@ -1,0 +1,56 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package clock compares the local clock with that of the API server.
+package clock
+
+import (
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+// Unknown is the skew to a server whose responses have no Date.
+const Unknown = time.Duration(-1 << 62)
+
+// Skew returns how far the local clock is ahead of date, which the server wrote between before
+// and after. A Date has whole seconds; Skew returns 0 if the clocks may agree.
+func Skew(date string, before, after time.Time) time.Duration {
+	server, err := http.ParseTime(date)
+	if err != nil {
+		return Unknown
+	}
+	switch {
+	case before.After(server.Add(time.Second)):
+		return before.Sub(server.Add(time.Second))
+	case after.Before(server):
+		return after.Sub(server)
+	}
+	return 0
+}
+
+// Clock tells the time of the API server, or the local time before the first response.
+type Clock struct{ skew atomic.Int64 }
+
+// Observe returns a transport of the API server whose responses set c.
+func (c *Clock) Observe(next http.RoundTripper) http.RoundTripper { return observer{c, next} }
+
+// Now returns the time of the API server.
+func (c *Clock) Now() time.Time { return time.Now().Add(-time.Duration(c.skew.Load())) }
+
+type observer struct {
+	clock *Clock
+	next  http.RoundTripper
+}
+
+func (o observer) RoundTrip(r *http.Request) (*http.Response, error) {
+	before := time.Now()
+	response, err := o.next.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	if skew := Skew(response.Header.Get("Date"), before, time.Now()); skew != Unknown {
+		o.clock.skew.Store(int64(skew))
+	}
+	return response, nil
+}
