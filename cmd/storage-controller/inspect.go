@@ -24,6 +24,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
 // roleCommands are the roles of each command that a container may run.
@@ -174,11 +175,12 @@ func checkWorkload(object string) error {
 func (w workload) commandLine(ctx context.Context, client kubernetes.Interface, name string) (*commandLine, error) {
 	var found []string
 	var line *commandLine
-	for _, c := range w.pod.Spec.Containers {
+	pod := w.anyPod(ctx, client)
+	for _, c := range slices.Concat(w.pod.Spec.InitContainers, w.pod.Spec.Containers) {
 		if name != "" && c.Name != name {
 			continue
 		}
-		env := w.environment(ctx, client, c)
+		env := w.environment(pod, c)
 		source := fmt.Sprintf("container %s of %s/%s in namespace %s", c.Name, w.kind, w.name, w.namespace)
 		argv := containerCommand(c, env, name != "")
 		l, err := parseCommandLine(source, argv)
@@ -209,9 +211,6 @@ func (w workload) commandLine(ctx context.Context, client kubernetes.Interface, 
 	return line, nil
 }
 
-// reference matches a variable in the arguments of a container.
-var reference = regexp.MustCompile(`\$\(([A-Za-z_][A-Za-z0-9_]*)\)`)
-
 // imageName matches the last part of the name of an image.
 var imageName = regexp.MustCompile(`[^/@:]+(?::[^/@]*)?(?:@.*)?$`)
 
@@ -233,23 +232,24 @@ func containerCommand(c corev1.Container, env map[string]string, named bool) []s
 		argv = append([]string{entrypoint}, argv...)
 	}
 	for i, arg := range argv {
-		argv[i] = reference.ReplaceAllStringFunc(arg, func(text string) string {
-			if value, ok := env[reference.FindStringSubmatch(text)[1]]; ok {
-				return value
-			}
-			return text
-		})
+		argv[i] = migrate.Expand(arg, env)
 	}
 	return argv
 }
 
-// environment returns the variables of c that have a value or refer to a field of the pod.
-func (w workload) environment(ctx context.Context, client kubernetes.Interface, c corev1.Container) map[string]string {
-	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: w.name, Namespace: w.namespace}}
-	pods, err := client.CoreV1().Pods(w.namespace).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(w.selector)})
-	if err == nil && len(pods.Items) > 0 { // else the names of pod and node are not known
-		pod = pods.Items[0]
+// anyPod returns a pod of w, or one without a node if there is none or it cannot be read.
+func (w workload) anyPod(ctx context.Context, client kubernetes.Interface) corev1.Pod {
+	pods, err := client.CoreV1().Pods(w.namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: metav1.FormatLabelSelector(w.selector), Limit: 1,
+	})
+	if err == nil && len(pods.Items) > 0 {
+		return pods.Items[0]
 	}
+	return corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: w.name, Namespace: w.namespace}}
+}
+
+// environment returns the variables of c that have a value or refer to a field of pod.
+func (w workload) environment(pod corev1.Pod, c corev1.Container) map[string]string {
 	fields := map[string]string{
 		"metadata.name": pod.Name, "metadata.namespace": pod.Namespace, "spec.nodeName": cmp.Or(pod.Spec.NodeName, "unknown"),
 		"spec.serviceAccountName": w.pod.Spec.ServiceAccountName, "metadata.uid": string(pod.UID),
@@ -258,7 +258,7 @@ func (w workload) environment(ctx context.Context, client kubernetes.Interface, 
 	for _, v := range c.Env {
 		switch from := v.ValueFrom; {
 		case from == nil:
-			env[v.Name] = v.Value
+			env[v.Name] = migrate.Expand(v.Value, env)
 		case from.FieldRef != nil:
 			if value, known := fields[from.FieldRef.FieldPath]; known {
 				env[v.Name] = value

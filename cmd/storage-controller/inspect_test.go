@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -93,7 +94,8 @@ func deployment(t *testing.T, cp *kubetest.ControlPlane, ns string) {
 				{Name: "controller", Image: "storage-controller:v1",
 					Args: []string{"all", "--config=/etc/sc/config.yaml", "--leader-election", "--controllers=$(ROLES)",
 						"--csi-address=/csi/csi.sock"},
-					Env: []corev1.EnvVar{{Name: "ROLES", Value: "attacher"}, {Name: "STORAGE_CONTROLLER_MAX_ENTRIES", Value: "12"},
+					Env: []corev1.EnvVar{{Name: "ROLE", Value: "attacher"}, {Name: "ROLES", Value: "$(ROLE)"},
+						{Name: "STORAGE_CONTROLLER_MAX_ENTRIES", Value: "12"},
 						{Name: "POD_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{
 							APIVersion: "v1", FieldPath: "metadata.name"}}},
 						{Name: "STORAGE_CONTROLLER_TIMEOUT", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{
@@ -172,6 +174,7 @@ func TestDoctorOfAWorkload(t *testing.T) {
 		return nil
 	})
 	check(false)
+	checkNativeSidecar(t, cp, ns)
 	forbidden := kubetest.WriteKubeconfig(t, kubetest.Proxy(t, cp.Config(),
 		func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			if r.Header.Get("Impersonate-User") != "" {
@@ -196,6 +199,34 @@ func TestDoctorOfAWorkload(t *testing.T) {
 		if code, _, stderr := output(t, args...); code != tt.code || !strings.Contains(stderr, mistake) {
 			t.Errorf("%q: exit code %d, want %d with %q: %s", tt.args, code, tt.code, mistake, stderr)
 		}
+	}
+}
+
+// checkNativeSidecar fails the test unless doctor finds roles in an init container, with one short request for pods.
+func checkNativeSidecar(t *testing.T, cp *kubetest.ControlPlane, ns string) {
+	t.Helper()
+	limits := make(chan string, 9)
+	client, err := kubernetes.NewForConfig(kubetest.Proxy(t, cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if strings.HasSuffix(r.URL.Path, "/pods") {
+			limits <- r.URL.Query().Get("limit")
+		}
+		pass.ServeHTTP(w, r)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := readWorkload(t.Context(), client, ns, "deployment/controller")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.pod.Spec.InitContainers, w.pod.Spec.Containers = w.pod.Spec.Containers, nil
+	line, err := w.commandLine(t.Context(), client, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	os.Remove(line.copied)
+	if limit := <-limits; line.use != "all" || limit != "1" || len(limits) > 0 {
+		t.Errorf("found %s, with the limit %q and %d more requests for pods", line.use, limit, len(limits))
 	}
 }
 

@@ -196,7 +196,7 @@ func environment(c *yaml.Node) map[string]string {
 		name := text(get(e, "name"))
 		switch field := text(get(e, "valueFrom", "fieldRef", "fieldPath")); {
 		case get(e, "value") != nil:
-			env[name] = expand(text(get(e, "value")), env)
+			env[name] = Expand(text(get(e, "value")), env)
 		case field != "":
 			env[name] = "$(" + field + ")"
 		}
@@ -207,9 +207,9 @@ func environment(c *yaml.Node) map[string]string {
 // reference matches a reference to a variable, and an escaped dollar sign.
 var reference = regexp.MustCompile(`\$\$|\$\([^)$]*\)`)
 
-// expand replaces $(NAME) with the value of the variable, as the kubelet does. References to
+// Expand replaces $(NAME) with the value of the variable, as the kubelet does. References to
 // unknown variables are kept.
-func expand(s string, env map[string]string) string {
+func Expand(s string, env map[string]string) string {
 	return reference.ReplaceAllStringFunc(s, func(ref string) string {
 		if ref == "$$" {
 			return "$"

@@ -95,7 +95,7 @@ func (s *source) readFlags(t Tables) (rest []string) {
 				f.value, f.bare = "true", known && flag.Bare
 			}
 		}
-		f.expanded = expand(f.value, s.env)
+		f.expanded = Expand(f.value, s.env)
 		s.add(f)
 	}
 	return rest
@@ -222,6 +222,6 @@ func (s *source) knownGates(g *group, f setting) setting {
 		}
 	}
 	f.value = strings.Join(kept, ",")
-	f.expanded = expand(f.value, s.env)
+	f.expanded = Expand(f.value, s.env)
 	return f
 }

@@ -230,7 +230,7 @@ func (g merger) union(name string, all []candidate) setting {
 		g.noteSharedGate(value)
 	}
 	out.value = strings.Join(items, ",")
-	out.expanded = expand(out.value, all[0].source.env)
+	out.expanded = Expand(out.value, all[0].source.env)
 	return out
 }
 
