@@ -219,7 +219,7 @@ func (g *gatherer) gatherNode(ctx context.Context) error {
 	}
 	// A deleted node is explained as long as another object references it.
 	if f.node.missing && !f.csiNode.found && len(f.attachments.value) == 0 && len(f.volumesOfNode(name)) == 0 {
-		return g.request.wrap(err)
+		return g.nodeNotFound(err)
 	}
 	drivers := f.driversOfNode(name)
 	if len(drivers) == 1 {
@@ -230,6 +230,19 @@ func (g *gatherer) gatherNode(ctx context.Context) error {
 	}
 	g.events(ctx, metav1.NamespaceDefault, uid)
 	return nil
+}
+
+// nodeNotFound returns the error of a node that does not exist, and to which no object refers as far as it was read.
+func (g *gatherer) nodeNotFound(err error) error {
+	var failures []string
+	for _, f := range g.facts.unread {
+		failures = append(failures, f.Sentence)
+	}
+	if failures == nil {
+		return g.request.wrap(err)
+	}
+	return fmt.Errorf("%v: not found, and objects that refer to it may exist: %s Retry, or ask the cluster administrator for permission",
+		g.request, strings.Join(failures, " "))
 }
 
 func (g *gatherer) claim(ctx context.Context, namespace, name string) result[*corev1.PersistentVolumeClaim] {

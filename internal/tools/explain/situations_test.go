@@ -508,20 +508,30 @@ func TestReadErrors(t *testing.T) {
 	defer web.Close()
 	away := rest.CopyConfig(s.cp.Config())
 	away.Host = "https://127.0.0.1:1"
+	forbidden := kubetest.Proxy(t, s.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if strings.HasSuffix(r.URL.Path, "/persistentvolumes") {
+			http.Error(w, "no", http.StatusForbidden)
+			return
+		}
+		pass.ServeHTTP(w, r)
+	})
+	const connection = "Check --kubeconfig and --master"
 	for name, test := range map[string]struct {
-		cfg      *rest.Config
-		kinds    []string
-		notFound bool
-		want     string
+		cfg        *rest.Config
+		kinds      []string
+		notFound   bool
+		want, next string
 	}{
-		"no object":     {s.cp.Config(), []string{KindClaim, KindVolume, KindAttachment, KindNode}, true, "Check the name"},
-		"a web server":  {&rest.Config{Host: web.URL}, []string{KindClaim, KindNode}, false, "not a Kubernetes API server"},
-		"not reachable": {away, []string{KindNode}, false, "reading from the API server failed"},
+		"no object": {s.cp.Config(), []string{KindClaim, KindVolume, KindAttachment, KindNode}, true, "not found", "Check the name"},
+		"volumes are forbidden": {forbidden, []string{KindNode}, false, "may exist: Cannot list PersistentVolumes: permission denied. ",
+			"ask the cluster administrator"},
+		"a web server":  {&rest.Config{Host: web.URL}, []string{KindClaim, KindNode}, false, "not a Kubernetes API server", connection},
+		"not reachable": {away, []string{KindNode}, false, "reading from the API server failed", connection},
 	} {
 		for _, kind := range test.kinds {
 			_, err := Explain(t.Context(), clientsOf(t, test.cfg), Request{Kind: kind, Namespace: s.ns, Name: s.ns + "-none"})
 			if err == nil || errors.Is(err, ErrNotFound) != test.notFound || !strings.Contains(err.Error(), test.want) ||
-				!test.notFound && !strings.Contains(err.Error(), "Check --kubeconfig and --master") {
+				!strings.Contains(err.Error(), test.next) {
 				t.Errorf("%s, %s: %v", name, kind, err)
 			}
 		}
