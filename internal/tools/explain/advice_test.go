@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // worst returns the worst finding.
@@ -188,6 +189,59 @@ func TestManyAttachmentsFail(t *testing.T) {
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("missing: %s", want)
+		}
+	}
+}
+
+// TestSecretsThatCannotBeResolved: an annotation that the claim lacks is no reason to recreate the class.
+func TestSecretsThatCannotBeResolved(t *testing.T) {
+	const prefix = volumerules.ParameterPrefix + "provisioner-secret-"
+	for template, want := range map[string]string{
+		"":                          "Recreate StorageClass \"fast\" with valid parameters.",
+		"${pvc.annotations['x/k']}": "Add the annotations that the templates name to the claim.",
+		"${pvc.name}":               "",
+	} {
+		f := claimOf("5Gi")
+		f.class.value.Parameters = map[string]string{prefix + "name": template, prefix + "namespace": "ns"}
+		_, f.secretsErr = volumerules.ResolveSecrets(f.class.value.Parameters, volumerules.SecretScope{Claim: "c", Namespace: "ns"})
+		e := &explanation{facts: f}
+		explainClass(e)
+		if got := e.worst(); !strings.HasPrefix(got.Next, want) || want == "" && got.Severity != Fine {
+			t.Errorf("%q: %+v", template, got)
+		}
+	}
+}
+
+// TestMissingSecrets: only the secret of the next operation holds up the object.
+func TestMissingSecrets(t *testing.T) {
+	volume := func(phase corev1.PersistentVolumePhase) *facts {
+		f := claimOf("5Gi")
+		f.volume = found(&corev1.PersistentVolume{Status: corev1.PersistentVolumeStatus{Phase: phase}})
+		return f
+	}
+	expanding := bound(func(*corev1.PersistentVolumeClaim) {})
+	expanding.volume = volume(corev1.VolumeBound).volume
+	for name, test := range map[string]struct {
+		facts   *facts
+		purpose volumerules.Purpose
+		want    Severity
+	}{
+		"to create a volume":            {claimOf("5Gi"), volumerules.Provisioner, Blocked},
+		"of a claim without a volume":   {claimOf("5Gi"), volumerules.NodeExpand, Waiting},
+		"to delete a volume":            {volume(corev1.VolumeReleased), volumerules.Provisioner, Waiting},
+		"to attach a volume":            {volume(corev1.VolumeBound), volumerules.ControllerPublish, Blocked},
+		"to detach a volume":            {volume(corev1.VolumeReleased), volumerules.ControllerPublish, Blocked},
+		"to mount a volume":             {volume(corev1.VolumeBound), volumerules.NodeStage, Blocked},
+		"to mount a released volume":    {volume(corev1.VolumeReleased), volumerules.NodePublish, Waiting},
+		"to expand a volume":            {expanding, volumerules.ControllerExpand, Blocked},
+		"to expand a volume at no time": {volume(corev1.VolumeBound), volumerules.NodeExpand, Waiting},
+	} {
+		test.facts.secrets = []secretFact{{purposes: []volumerules.Purpose{test.purpose},
+			object: result[*metav1.PartialObjectMetadata]{missing: true}}}
+		e := &explanation{facts: test.facts}
+		explainSecrets(e)
+		if got := e.findings; len(got) != 1 || got[0].Severity != test.want || !strings.HasPrefix(got[0].Next, "Create Secret") {
+			t.Errorf("%s: %+v", name, got)
 		}
 	}
 }

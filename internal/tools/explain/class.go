@@ -4,6 +4,7 @@
 package explain
 
 import (
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // explainClass reports whether the class of a claim without a volume can provision one.
@@ -65,9 +67,13 @@ func explainProvisioner(e *explanation, class *storagev1.StorageClass) {
 	if len(class.AllowedTopologies) > 0 {
 		explainAllowedTopologies(e, class)
 	}
-	if e.secretsErr != nil {
-		e.add(Blocked, "class", "StorageClass %q has invalid secret parameters: %s", class.Name, sentence(e.secretsErr.Error())).
+	if _, err := volumerules.SecretTemplates(class.Parameters); err != nil {
+		e.add(Blocked, "class", "StorageClass %q has invalid secret parameters: %s", class.Name, sentence(err.Error())).
 			next("Recreate StorageClass %q with valid parameters.", class.Name)
+	} else if e.secretsErr != nil {
+		e.add(Blocked, "class", "The secrets of StorageClass %q cannot be resolved for the claim: %s", class.Name,
+			sentence(e.secretsErr.Error())).
+			next("Add the annotations that the templates name to the claim. If a template is wrong, recreate StorageClass %q.", class.Name)
 	}
 }
 
@@ -127,12 +133,36 @@ func selectorText(s *corev1.NodeSelector) string {
 // explainSecrets reports whether the referenced Secrets exist.
 func explainSecrets(e *explanation) {
 	for _, s := range e.secrets {
-		name, purposes := s.Namespace+"/"+s.Name, strings.Join(s.purposes, ", ")
-		if s.object.found {
+		var parameters []string
+		for _, p := range s.purposes {
+			parameters = append(parameters, p.NameParameter())
+		}
+		name, purposes := s.Namespace+"/"+s.Name, strings.Join(parameters, ", ")
+		switch {
+		case s.object.found:
 			e.add(Fine, "secret", "Secret %s (%s) exists.", name, purposes)
-		} else if s.object.missing {
+		case s.object.missing && slices.ContainsFunc(s.purposes, e.needsSecret):
 			e.add(Blocked, "secret", "Secret %s (%s) not found.", name, purposes).
 				next("Create Secret %s with the keys that the driver requires.", name)
+		case s.object.missing:
+			e.add(Waiting, "secret", "Secret %s (%s) not found; nothing waits for it now.", name, purposes).
+				next("Create Secret %s with the keys that the driver requires, before it is needed.", name)
 		}
 	}
+}
+
+// needsSecret reports whether the next operation on the volume waits for the Secret of a purpose.
+func (f *facts) needsSecret(p volumerules.Purpose) bool {
+	if !f.volume.found {
+		return p == volumerules.Provisioner
+	}
+	switch p {
+	case volumerules.Provisioner: // DeleteVolume is called without it
+		return false
+	case volumerules.ControllerPublish:
+		return true
+	case volumerules.NodeStage, volumerules.NodePublish:
+		return f.volume.value.Status.Phase == corev1.VolumeBound
+	}
+	return f.claim.found && resizing(f.claim.value)
 }

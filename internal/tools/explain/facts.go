@@ -51,7 +51,7 @@ type facts struct {
 	capacities  result[[]*storagev1.CSIStorageCapacity] // of the class
 
 	secrets    []secretFact
-	secretsErr error // the secret parameters of the class are invalid
+	secretsErr error // the secrets of the class cannot be resolved for the claim
 	source     *sourceFact
 	sourceErr  error
 	snapshot   *snapshotFact // that is explained
@@ -70,7 +70,7 @@ type leaseFact struct {
 // secretFact is a Secret that a class or a volume references.
 type secretFact struct {
 	Request
-	purposes []string // such as provisioner-secret-name
+	purposes []volumerules.Purpose
 	object   result[*metav1.PartialObjectMetadata]
 }
 

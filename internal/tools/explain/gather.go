@@ -334,7 +334,7 @@ func (g *gatherer) secrets(ctx context.Context, all volumerules.Secrets) {
 			})
 			i, f.secrets = len(f.secrets), append(f.secrets, secretFact{Request: request, object: object})
 		}
-		f.secrets[i].purposes = append(f.secrets[i].purposes, s.Purpose.NameParameter())
+		f.secrets[i].purposes = append(f.secrets[i].purposes, s.Purpose)
 	}
 }
 
