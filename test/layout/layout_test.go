@@ -65,7 +65,7 @@ var allowed = map[string][]string{
 	"internal/tools/explain": {
 		"attacher", "election", "nodecontroller", "nodecontroller/nodecleanup", "provisioner", "internal/finalizers",
 		"internal/kube", "internal/migration",
-		"internal/topology", "internal/volumerules", "internal/tools/clock", "internal/tools/statusz",
+		"internal/topology", "internal/volumerules", "internal/tools/clock", "internal/tools/statusz", "snapshotter",
 	},
 	"internal/tools/audit": {"csiclient", "internal/finalizers", "internal/kube", "internal/migration", "internal/workloop"},
 	"internal/tools/doctor": {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/snapshotter"
 )
 
 const (
@@ -22,7 +23,6 @@ const (
 	kindSnapshotClass = "VolumeSnapshotClass"
 
 	snapshotController = "Verify that the snapshot-controller of the cluster runs: `kubectl get pods -A`."
-	annBeingDeleted    = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
 )
 
 // snapshotFact is a VolumeSnapshot and the objects around it.
@@ -108,7 +108,7 @@ func explainVolumeSnapshot(f *facts) Report {
 		explainProcess(e, []string{"snapshotter"}, inQueues(s.content.value.Name, "csi-snapshotter-content"),
 			"snapshot-"+string(snapshot.UID))
 	}
-	rest := "The snapshotter of driver " + f.driver + " calls CreateSnapshot and sets the status of the content."
+	rest := "The snapshotter of driver " + f.driver + " sets the status of the content."
 	switch {
 	case snapshot.DeletionTimestamp != nil:
 		rest = finalizersRemoved
@@ -226,6 +226,13 @@ func explainContentStatus(e *explanation) {
 	case handle != "":
 		e.add(Waiting, "content", "Driver %s has created snapshot %q and is still processing it.", e.driver, handle).
 			next("The snapshotter asks driver %s again until the snapshot is ready to use.", e.driver)
+	case ptr.Deref(content.Spec.Source.SnapshotHandle, "") != "":
+		e.add(Waiting, "content", "VolumeSnapshotContent %q names snapshot %q, which was not checked yet.", content.Name,
+			*content.Spec.Source.SnapshotHandle).
+			next("The snapshotter of driver %s asks driver %[1]s for the snapshot and sets the status of the content.", e.driver)
+	case isMember(content):
+		e.add(Waiting, "content", "VolumeSnapshotContent %q belongs to a group snapshot and has no status yet.", content.Name).
+			next("The status is that of the group: `kubectl get volumegroupsnapshotcontents`. %s", snapshotController)
 	default:
 		e.add(Waiting, "content", "VolumeSnapshotContent %q has no snapshot handle yet.", content.Name).
 			next("The snapshotter of driver %s calls CreateSnapshot.", e.driver)
@@ -236,7 +243,7 @@ func explainContentStatus(e *explanation) {
 func explainContentDeletion(e *explanation) {
 	s := e.snapshot
 	content := s.content.value
-	_, released := content.Annotations[annBeingDeleted]
+	_, released := content.Annotations[snapshotter.AnnBeingDeleted]
 	switch {
 	case s.snapshot.value.DeletionTimestamp == nil:
 		e.add(Blocked, "content", "VolumeSnapshotContent %q has been Terminating for %s, but the snapshot exists: its data is kept until "+
@@ -252,8 +259,22 @@ func explainContentDeletion(e *explanation) {
 		e.add(Failing, "content", "Deleting VolumeSnapshotContent %q failed %s ago: %s", content.Name, e.age(lastSeen(s.errors[0]).Time),
 			sentence(s.errors[0].Message)).next(retries)
 	default:
-		e.add(Waiting, "content",
-			"VolumeSnapshotContent %q has been Terminating for %s.", content.Name, e.age(content.DeletionTimestamp.Time)).
-			next("The snapshotter of driver %s calls DeleteSnapshot and removes its finalizer.", e.driver)
+		finding := e.add(Waiting, "content", "VolumeSnapshotContent %q has been Terminating for %s.", content.Name,
+			e.age(content.DeletionTimestamp.Time))
+		switch {
+		case isMember(content):
+			finding.next("The snapshotter of driver %s removes its finalizer; the snapshot is deleted with its group.", e.driver)
+		case content.Spec.DeletionPolicy != snapshotv1.VolumeSnapshotContentDelete:
+			finding.next("The snapshotter of driver %s removes its finalizer; the driver keeps the snapshot (deletionPolicy %s).", e.driver,
+				content.Spec.DeletionPolicy)
+		default:
+			finding.next("The snapshotter of driver %s calls DeleteSnapshot and removes its finalizer.", e.driver)
+		}
 	}
+}
+
+// isMember reports whether content is a snapshot of a group, which is created and deleted with the group.
+func isMember(content *snapshotv1.VolumeSnapshotContent) bool {
+	_, annotated := content.Annotations[snapshotter.AnnGroup]
+	return annotated && content.Spec.Source.VolumeHandle != nil || content.Status != nil && content.Status.VolumeGroupSnapshotHandle != nil
 }

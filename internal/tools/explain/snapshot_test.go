@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/snapshotter"
 )
 
 // snapshotOf returns facts about a snapshot of a bound claim, with a class and a content without status.
@@ -30,6 +31,7 @@ func snapshotOf(change func(*facts, *snapshotFact)) *facts {
 		}),
 		content: found(&snapshotv1.VolumeSnapshotContent{ObjectMeta: metav1.ObjectMeta{Name: "content"},
 			Spec: snapshotv1.VolumeSnapshotContentSpec{Driver: "d", DeletionPolicy: "Delete",
+				Source:            snapshotv1.VolumeSnapshotContentSource{VolumeHandle: ptr.To("vol")},
 				VolumeSnapshotRef: corev1.ObjectReference{UID: "u"}}}),
 		class: found(&snapshotv1.VolumeSnapshotClass{Driver: "d", DeletionPolicy: "Delete"}),
 	}
@@ -52,7 +54,7 @@ func TestVolumeSnapshots(t *testing.T) {
 			s.content.value.Annotations, s.errors = annotations, events
 		}
 	}
-	released := map[string]string{annBeingDeleted: "yes"}
+	released := map[string]string{snapshotter.AnnBeingDeleted: "yes"}
 	for name, tt := range map[string]struct {
 		change     func(*facts, *snapshotFact)
 		severity   Severity
@@ -77,6 +79,13 @@ func TestVolumeSnapshots(t *testing.T) {
 		"other bound": {func(_ *facts, s *snapshotFact) { s.content.value.Spec.VolumeSnapshotRef.UID = "v" }, Blocked,
 			"bound to another snapshot", "Recreate"},
 		"not started": {func(*facts, *snapshotFact) {}, Waiting, "has no snapshot handle yet", "calls CreateSnapshot"},
+		"pre-provisioned": {func(_ *facts, s *snapshotFact) {
+			s.content.value.Spec.Source = snapshotv1.VolumeSnapshotContentSource{SnapshotHandle: ptr.To("h")}
+			s.content.value.Annotations = map[string]string{snapshotter.AnnGroup: "g"} // a copy
+		}, Waiting, `names snapshot "h"`, "asks driver d for the snapshot"},
+		"of a group": {func(_ *facts, s *snapshotFact) {
+			s.content.value.Annotations = map[string]string{snapshotter.AnnGroup: "g"}
+		}, Waiting, "belongs to a group snapshot", "kubectl get volumegroupsnapshotcontents"},
 		"failed": {status(snapshotv1.VolumeSnapshotContentStatus{Error: &snapshotv1.VolumeSnapshotError{Message: ptr.To("full"),
 			Time: deleted}}), Failing, "60s ago: full.", "Retries"},
 		"not ready": {status(snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: ptr.To("h")}), Waiting, `has created snapshot "h"`,
@@ -88,6 +97,14 @@ func TestVolumeSnapshots(t *testing.T) {
 			"Delete the snapshot"},
 		"not released": {terminating(nil), Waiting, "has not released", "restore the snapshot"},
 		"deleting":     {terminating(released), Waiting, "has been Terminating for 60s", "calls DeleteSnapshot"},
+		"deleting one of a group": {func(f *facts, s *snapshotFact) {
+			terminating(released)(f, s)
+			s.content.value.Status = &snapshotv1.VolumeSnapshotContentStatus{VolumeGroupSnapshotHandle: ptr.To("g")}
+		}, Waiting, "has been Terminating", "is deleted with its group"},
+		"keeping": {func(f *facts, s *snapshotFact) {
+			terminating(released)(f, s)
+			s.content.value.Spec.DeletionPolicy = snapshotv1.VolumeSnapshotContentRetain
+		}, Waiting, "has been Terminating", "the driver keeps the snapshot"},
 		"deletion fails": {terminating(released, &corev1.Event{Message: "in use", LastTimestamp: *deleted}), Failing,
 			`Deleting VolumeSnapshotContent "content" failed 60s ago: in use.`, "Retries"},
 	} {
