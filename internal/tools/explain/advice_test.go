@@ -38,13 +38,15 @@ func TestClassOfAnotherProvisioner(t *testing.T) {
 	for name, test := range map[string]struct {
 		owner, class string
 		want         Severity
+		driver       string
 	}{
-		"the same":                         {"d", "d", Fine},
-		"the plugin migrated to it":        {ebs, "kubernetes.io/aws-ebs", Fine},
-		"a plugin migrated to another":     {ebs, "kubernetes.io/gce-pd", Blocked},
-		"a plugin that was never migrated": {ebs, "kubernetes.io/glusterfs", Blocked},
-		"another driver":                   {ebs, "d", Blocked},
-		"not assigned":                     {"", "kubernetes.io/aws-ebs", Fine},
+		"the same":                         {"d", "d", Fine, "d"},
+		"the plugin migrated to it":        {ebs, "kubernetes.io/aws-ebs", Fine, ebs},
+		"a plugin migrated to another":     {ebs, "kubernetes.io/gce-pd", Blocked, ebs},
+		"a plugin that was never migrated": {ebs, "kubernetes.io/glusterfs", Blocked, ebs},
+		"another driver":                   {ebs, "d", Blocked, ebs},
+		"not assigned":                     {"", "kubernetes.io/aws-ebs", Fine, ebs},
+		"not assigned to a driver":         {"", "d", Fine, "d"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
@@ -56,6 +58,9 @@ func TestClassOfAnotherProvisioner(t *testing.T) {
 			explainClass(e)
 			if got := e.worst(); got.Severity != test.want {
 				t.Errorf("got %+v", got)
+			}
+			if got := driverOfClaim(f.claim.value, f.class.value); got != test.driver {
+				t.Errorf("got driver %s", got)
 			}
 		})
 	}

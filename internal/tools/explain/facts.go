@@ -205,7 +205,7 @@ func driverOfClaim(claim *corev1.PersistentVolumeClaim, class *storagev1.Storage
 		return name
 	}
 	if class != nil && class.Provisioner != storagehelpers.NotSupportedProvisioner {
-		return class.Provisioner
+		return cmp.Or(migration.DriverOf(class.Provisioner), class.Provisioner)
 	}
 	return ""
 }
