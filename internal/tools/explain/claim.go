@@ -54,13 +54,10 @@ func explainClaimAttempts(e *explanation) {
 	claim := e.claim.value
 	key := claim.Namespace + "/" + claim.Name
 	source := volumerules.Source{Kind: kube.KindClaim, Namespace: claim.Namespace, Name: claim.Name}
-	ofClaim := inQueues(key, "claims", "nodecontroller-pvc-finalizer", "nodecontroller-resize-nudge")
-	ofSource := inQueues(source.String(), "clone-protection")
-	concerns := func(queue, k string) bool {
-		ofResizer := queue == e.driver+"-pvc" && strings.HasPrefix(k, key+" ") // an operation follows
-		return ofResizer || ofClaim(queue, k) || ofSource(queue, k)
-	}
-	explainProcess(e, []string{"provisioner", "resizer", "nodecontroller"}, concerns, provisioner.DefaultVolumeName(claim.UID),
+	of := inQueues(key, "claims", "nodecontroller-pvc-finalizer", "nodecontroller-resize-nudge")
+	of["clone-protection"] = func(k string) bool { return k == source.String() }
+	of[e.driver+"-pvc"] = func(k string) bool { return strings.HasPrefix(k, key+" ") } // an operation follows
+	explainProcess(e, []string{"provisioner", "resizer", "nodecontroller"}, of, provisioner.DefaultVolumeName(claim.UID),
 		e.volumeHandle())
 }
 

@@ -280,6 +280,17 @@ failing 4 failed attempts in a row (queue claims, stage indeterminate): no space
 	if got := text(&facts{process: idle}); !strings.Contains(got, "reports no running or failed attempt for this object.") {
 		t.Errorf("an idle process: %s", got)
 	}
+	many := workloop.Status{Name: "claims", Failing: make([]workloop.Failing, 100), Failures: 2500}
+	for queue, want := range map[string]string{
+		"claims":  "unknown The process at u shows 100 of 2500 keys in back-off in queue claims, and none of this object.\n",
+		"volumes": "fine The process at u reports no running or failed attempt for this object.\n",
+	} {
+		many.Name = queue
+		cut := &statusPage{url: "u", page: statusz.Page{Program: "x", Loops: []workloop.Status{many}}}
+		if got := text(&facts{process: cut}); got != want {
+			t.Errorf("more failures than the page lists: %s", got)
+		}
+	}
 	refused := &statusPage{url: "u", err: errors.New("refused")}
 	if got := text(&facts{process: refused}); got != "unknown Cannot read the status page at u: refused.\n" {
 		t.Errorf("a process that does not listen: %s", got)

@@ -42,10 +42,9 @@ func explainNode(f *facts, name string) Report {
 	}
 	explainNodeAttachments(e, name)
 	explainLeases(e)
-	explainProcess(e, []string{"nodecontroller"}, func(queue, key string) bool {
-		lost := slices.ContainsFunc(e.lost, func(n lostNode) bool { return n.Node == name && n.Value == key })
-		return queue == nodecleanup.QueueName && (lost || key == name)
-	})
+	explainProcess(e, []string{"nodecontroller"}, attempts{nodecleanup.QueueName: func(key string) bool {
+		return key == name || slices.ContainsFunc(e.lost, func(n lostNode) bool { return n.Node == name && n.Value == key })
+	}})
 	return e.report(KindNode, node, state, "Nothing to do: volumes can be attached to the node.", drivers...)
 }
 

@@ -100,14 +100,21 @@ func fetch(ctx context.Context, client *http.Client, address string) (page statu
 	return page, nil
 }
 
-// inQueues returns a function that reports whether a queue is one of queues, and its key the given one.
-func inQueues(key string, queues ...string) func(queue, key string) bool {
-	return func(q, k string) bool { return k == key && slices.Contains(queues, q) }
+// attempts selects the attempts for an object: by queue, a function that reports whether a key concerns the object.
+type attempts map[string]func(key string) bool
+
+// inQueues selects one key of queues.
+func inQueues(key string, queues ...string) attempts {
+	a := attempts{}
+	for _, queue := range queues {
+		a[queue] = func(k string) bool { return k == key }
+	}
+	return a
 }
 
 // explainProcess reports what a running process works on: calls of the driver for one of volumes, and attempts for the
-// keys of queues that concern the object.
-func explainProcess(e *explanation, roles []string, concerns func(queue, key string) bool, volumes ...string) {
+// object.
+func explainProcess(e *explanation, roles []string, of attempts, volumes ...string) {
 	p := e.process
 	if p == nil {
 		return
@@ -124,7 +131,16 @@ func explainProcess(e *explanation, roles []string, concerns func(queue, key str
 	}
 	before := len(e.findings)
 	explainCalls(e, p.page, volumes)
-	explainAttempts(e, p.page, concerns)
+	explainAttempts(e, p.page, of)
+	if len(e.findings) > before {
+		return
+	}
+	for _, queue := range p.page.Loops {
+		if of[queue.Name] != nil && queue.Failures > len(queue.Failing) {
+			e.add(Unknown, "process", "The process at %s shows %d of %d keys in back-off in queue %s, and none of this object.", p.url,
+				len(queue.Failing), queue.Failures, queue.Name)
+		}
+	}
 	if len(e.findings) == before {
 		e.add(Fine, "process", "The process at %s reports no running or failed attempt for this object.", p.url)
 	}
@@ -163,17 +179,21 @@ func queueAndStage(queue, stage string) string {
 	return "queue " + queue + ", stage " + stage
 }
 
-func explainAttempts(e *explanation, page statusz.Page, concerns func(queue, key string) bool) {
+func explainAttempts(e *explanation, page statusz.Page, of attempts) {
 	for _, queue := range page.Loops {
+		concerns := of[queue.Name]
+		if concerns == nil {
+			continue
+		}
 		for _, r := range queue.Running {
-			if concerns(queue.Name, r.Key) {
+			if concerns(r.Key) {
 				e.add(Waiting, "process",
 					"An attempt has been in progress for %s (%s).", duration.HumanDuration(page.Now.Sub(r.Since)),
 					queueAndStage(queue.Name, r.Stage))
 			}
 		}
 		for _, k := range queue.Failing {
-			if !concerns(queue.Name, k.Key) {
+			if !concerns(k.Key) {
 				continue
 			}
 			when := "now"

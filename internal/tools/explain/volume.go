@@ -45,12 +45,11 @@ func explainVolume(f *facts) Report {
 // explainVolumeAttempts reports what a running process works on for the volume.
 func explainVolumeAttempts(e *explanation) {
 	pv := e.volume.value
-	ofVolume := inQueues(pv.Name, "volumes", "csi-attacher-pv")
-	concerns := func(queue, key string) bool {
-		ofNode := e.driver != "" && queue == nodecleanup.QueueName && requiredAffinity(pv) != nil && affinityNames(pv, key)
-		return ofNode || ofVolume(queue, key)
+	of := inQueues(pv.Name, "volumes", "csi-attacher-pv")
+	if e.driver != "" && requiredAffinity(pv) != nil {
+		of[nodecleanup.QueueName] = func(key string) bool { return affinityNames(pv, key) }
 	}
-	explainProcess(e, []string{"provisioner", "attacher", "nodecontroller"}, concerns, pv.Name, e.volumeHandle())
+	explainProcess(e, []string{"provisioner", "attacher", "nodecontroller"}, of, pv.Name, e.volumeHandle())
 }
 
 // explainPhase reports the claim of a volume, and who deletes the volume after the claim.
