@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
-# The image has the program, links with the names of the sidecars to it, and CA
-# certificates, but no shell and no libraries. Build it from the root of the repository:
+# The image has the program, links with the names of the sidecars to it, CA certificates
+# and licences, but no shell and no libraries. Build it from the root of the repository:
 #
 #   docker build --build-arg VERSION="$(git describe --tags --always)" \
 #     --build-arg SOURCE_DATE_EPOCH="$(git log -1 --format=%ct)" -t storage-controller:dev .
@@ -18,11 +18,14 @@ ARG VERSION=dev
 ARG SOURCE_DATE_EPOCH=0
 WORKDIR /src
 COPY go.mod go.sum ./
-RUN go mod download
+COPY release/go.mod release/go.sum release/
+RUN go mod download && go -C release mod download
 COPY . .
 RUN CGO_ENABLED=0 GOFLAGS= GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath -buildvcs=false -tags grpcnotrace -ldflags "-s -w -buildid= -X main.version=$VERSION" -o /out/storage-controller ./cmd/storage-controller
 RUN mkdir -p /out/etc/ssl/certs \
  && cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/ca-certificates.crt \
+ && cp LICENSE /out/LICENSE \
+ && CGO_ENABLED=0 go -C release run . licences /out/storage-controller > /out/THIRD_PARTY_LICENSES \
  && ln -s storage-controller /out/csi-provisioner \
  && ln -s storage-controller /out/csi-attacher \
  && ln -s storage-controller /out/csi-resizer \

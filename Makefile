@@ -113,8 +113,8 @@ vulncheck: ## Check all modules for known vulnerabilities; passes if the databas
 RELEASE := GOTOOLCHAIN=go$(shell sed -n 's/^go //p' go.mod) go run .
 
 .PHONY: release
-release: ## Build the release VERSION (v1.2.3) into dist/VERSION; REPOSITORY=name of the image in the chart
-	cd release && $(RELEASE) build --version $(VERSION) $(if $(REPOSITORY),--repository $(REPOSITORY))
+release: ## Build the release VERSION (v1.2.3) into dist/VERSION; REPOSITORY=image in the chart, DOWNLOAD_URL=place of the archives
+	cd release && $(RELEASE) build --version $(VERSION) $(if $(REPOSITORY),--repository $(REPOSITORY)) $(if $(DOWNLOAD_URL),--download-url $(DOWNLOAD_URL))
 
 .PHONY: verify-release
 verify-release: ## Verify dist/VERSION

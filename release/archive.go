@@ -4,13 +4,12 @@
 package main
 
 import (
-	"io/fs"
 	"os"
 	"path/filepath"
 )
 
 // plugins are the names under which kubectl finds the program: "kubectl storage-explain" runs kubectl-storage_explain,
-// which is "storage-controller explain". krew allows 50 characters for the purpose.
+// which is "storage-controller explain". krew creates these links. It allows 50 characters for the purpose.
 var plugins = []struct{ link, purpose string }{
 	{"kubectl-storage_audit", "Compare a CSI driver's volumes with the cluster"},
 	{"kubectl-storage_doctor", "Check the installation of a CSI driver"},
@@ -27,7 +26,7 @@ func (r *release) archive(p platform) string {
 	return name + ".tar.gz"
 }
 
-// archives writes the program with its licences for each platform, and on systems that have them links for kubectl.
+// archives writes the program with its licences for each platform, without links: krew cannot extract them.
 func (r *release) archives() error {
 	for _, p := range r.platforms {
 		files, err := r.programFiles(p, p.program())
@@ -37,13 +36,8 @@ func (r *release) archives() error {
 		var data []byte
 		if p.os == "windows" {
 			data, err = zipped(files, r.time)
-		} else {
-			for _, plugin := range plugins {
-				files = append(files, file{name: plugin.link, mode: fs.ModeSymlink | 0o777, target: p.program()})
-			}
-			if data, err = tarball(files, r.time); err == nil {
-				data, err = gzipped(data)
-			}
+		} else if data, err = tarball(files, r.time); err == nil {
+			data, err = gzipped(data)
 		}
 		if err != nil {
 			return err

@@ -101,7 +101,7 @@ func (r *release) chart(dir string, path layout.Path) error {
 	return r.sbom(name, []cdx.Component{{Type: cdx.ComponentTypeContainer, Name: repository, Version: r.version, BOMRef: image}})
 }
 
-// chartFiles returns the files of the chart in dir, Chart.yaml first.
+// chartFiles returns the files of the chart in dir and the licence, Chart.yaml first.
 func (r *release) chartFiles(dir, name string) ([]file, error) {
 	root := filepath.Join(r.source, dir)
 	var files []file
@@ -134,7 +134,11 @@ func (r *release) chartFiles(dir, name string) ([]file, error) {
 	if err == nil && (len(files) == 0 || files[0].name != name+"/Chart.yaml") {
 		err = fmt.Errorf("%s has no Chart.yaml", root)
 	}
-	return files, err
+	if err != nil {
+		return nil, err
+	}
+	own, err := os.ReadFile(filepath.Join(r.source, "LICENSE"))
+	return append(files, file{name: name + "/LICENSE", content: own, mode: 0o644}), err
 }
 
 // replaceLine replaces the value of the one line that begins with a prefix, for each pair of prefix and value.

@@ -9,6 +9,7 @@ package main
 
 import (
 	"context"
+	"debug/buildinfo"
 	"errors"
 	"flag"
 	"fmt"
@@ -18,9 +19,10 @@ import (
 
 const usage = `usage: release build --version v1.2.3 [--source DIR] [--out DIR] [--repository NAME] [--download-url URL]
        release verify DIR
+       release licences PROGRAM
 
 build writes into DIR (default dist/VERSION of the source):
-  storage-controller_VERSION_OS_ARCH.tar.gz or .zip   the program, and links to it that kubectl finds as plugins
+  storage-controller_VERSION_OS_ARCH.tar.gz or .zip   the program
   images                                              OCI image layout: storage-controller and one image per sidecar
   storage-controller-VERSION.tgz, chart               the Helm chart, as a file and as OCI image layout,
   storage-controller-library-VERSION.tgz              and the library chart
@@ -30,6 +32,8 @@ build writes into DIR (default dist/VERSION of the source):
 
 verify checks the digests, that nothing is missing or added, that the SBOMs list the modules of the programs, and that
 the programs in the images start under each name.
+
+licences prints the licences of the modules in a program, for the Dockerfile.
 `
 
 func main() {
@@ -68,6 +72,20 @@ func run(ctx context.Context, args []string) error {
 			return errors.New("verify needs one directory\n" + usage)
 		}
 		return verify(ctx, args[1])
+	case "licences":
+		if len(args) != 2 {
+			return errors.New("licences needs one program\n" + usage)
+		}
+		info, err := buildinfo.ReadFile(args[1])
+		if err != nil {
+			return err
+		}
+		all, err := licences(ctx, "..", info)
+		if err != nil {
+			return err
+		}
+		_, err = os.Stdout.Write(thirdParty(all))
+		return err
 	}
 	return fmt.Errorf("unknown command %q\n%s", args[0], usage)
 }

@@ -68,11 +68,13 @@ func TestRelease(t *testing.T) {
 	checkChart(t, filepath.Join(dir, "storage-controller-0.1.0-test.1.tgz"), map[string]string{
 		"storage-controller/Chart.yaml":                                   version,
 		"storage-controller/values.yaml":                                  image,
+		"storage-controller/LICENSE":                                      "Apache License",
 		"storage-controller/charts/storage-controller-library/Chart.yaml": version,
 	})
 	checkChart(t, filepath.Join(dir, "storage-controller-library-0.1.0-test.1.tgz"), map[string]string{
 		"storage-controller-library/Chart.yaml":  version,
 		"storage-controller-library/values.yaml": image,
+		"storage-controller-library/LICENSE":     "Apache License",
 	})
 
 	t.Run("images", func(t *testing.T) { runPublished(t, dir) })
@@ -208,6 +210,25 @@ func TestZip(t *testing.T) {
 	}
 	if _, err := fromZip(data, "b.exe"); err == nil {
 		t.Error("a file that is not there was found")
+	}
+}
+
+// TestTar: krew refuses an archive with another entry than files and directories.
+func TestTar(t *testing.T) {
+	files := []file{{name: "d/", mode: fs.ModeDir | 0o755}, {name: "a", content: []byte("x"), mode: 0o755}}
+	link := file{name: "l", mode: fs.ModeSymlink | 0o777, target: "a"}
+	for says, files := range map[string][]file{"": files, "l is neither": append(files[:2:2], link), "no file a": files[:1]} {
+		data, err := tarball(files, time.Unix(0, 0))
+		if err == nil {
+			data, err = gzipped(data)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := fromTar(data, "a"); says == "" && (err != nil || string(got) != "x") ||
+			says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
+			t.Errorf("got %q, %v, want %q", got, err, says)
+		}
 	}
 }
 

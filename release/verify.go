@@ -174,18 +174,25 @@ func fromZip(data []byte, name string) ([]byte, error) {
 	return fs.ReadFile(r, name)
 }
 
-func fromTar(data []byte, name string) ([]byte, error) {
+// fromTar returns a file of an archive. An entry that krew cannot extract is an error.
+func fromTar(data []byte, name string) (content []byte, err error) {
 	z, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
 		return nil, err
 	}
 	for r := tar.NewReader(z); ; {
 		h, err := r.Next()
-		if err != nil {
+		switch {
+		case errors.Is(err, io.EOF) && content != nil:
+			return content, nil
+		case err != nil:
 			return nil, fmt.Errorf("no file %s: %w", name, err)
-		}
-		if h.Name == name {
-			return io.ReadAll(r)
+		case h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeDir:
+			return nil, fmt.Errorf("%s is neither a file nor a directory: krew cannot extract it", h.Name)
+		case h.Name == name:
+			if content, err = io.ReadAll(r); err != nil {
+				return nil, err
+			}
 		}
 	}
 }

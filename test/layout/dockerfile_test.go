@@ -126,9 +126,13 @@ func TestImage(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(out, "storage-controller")); err != nil || info.ModTime().Unix() != 1700000000 {
 		t.Errorf("%v, %v: the time is not that of SOURCE_DATE_EPOCH", info, err)
 	}
-	if roots, err := os.ReadFile(filepath.Join(out, "etc/ssl/certs/ca-certificates.crt")); err != nil ||
-		!bytes.Contains(roots, []byte("BEGIN CERTIFICATE")) {
-		t.Errorf("the image has no certificates: %v", err)
+	for name, text := range map[string]string{
+		"etc/ssl/certs/ca-certificates.crt": "BEGIN CERTIFICATE", "LICENSE": "Apache License",
+		"THIRD_PARTY_LICENSES": "\nk8s.io/client-go v",
+	} {
+		if content, err := os.ReadFile(filepath.Join(out, name)); err != nil || !bytes.Contains(content, []byte(text)) {
+			t.Errorf("%s in the image: %v, want %q in it", name, err, text)
+		}
 	}
 	if linked, err := exec.Command("ldd", filepath.Join(out, "storage-controller")).CombinedOutput(); err == nil {
 		t.Errorf("the program needs libraries:\n%s", linked)
