@@ -27,7 +27,10 @@ import (
 // moment later.
 func (e *env) inForce(account string, granted map[permission]bool) {
 	e.t.Helper()
-	for p := range granted {
+	for p, anyName := range granted {
+		if !anyName {
+			continue
+		}
 		resource, subresource, _ := strings.Cut(p.resource, "/")
 		e.eventually(fmt.Sprintf("%v is in force", p), func(ctx context.Context) error {
 			review, err := e.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{

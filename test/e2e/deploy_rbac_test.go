@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"regexp"
 	"slices"
@@ -31,6 +30,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
 // everyCapability is what a driver can have that has the program do something.
@@ -253,16 +253,21 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	ctx, key := t.Context(), e.plugin.Name()+"/zone"
 	logicalVolumes, legacyVolumes := e.installLogicalVolumes("topolvm.io"), e.installLogicalVolumes("topolvm.cybozu.com")
 	granted := e.applyRBAC("nodecontroller*")
-	unlimited := maps.Clone(granted)
-	maps.DeleteFunc(unlimited, func(p permission, _ bool) bool { // limited to names
-		return p.resource == "mutatingwebhookconfigurations" || p.resource == "secrets" && p.verb != "create"
-	})
-	e.inForce("storage-controller-nodecontroller", unlimited)
+	// With the name of the ConfigMap, as in the chart.
+	role, err := e.client.RbacV1().Roles(e.ns).Get(ctx, "storage-controller:nodecontroller", metav1.GetOptions{})
+	e.must(err)
+	role.Rules[0].ResourceNames = []string{nodecleanup.ConfigMapName(e.plugin.Name())}
+	_, err = e.client.RbacV1().Roles(e.ns).Update(ctx, role, metav1.UpdateOptions{})
+	e.must(err)
+	for _, verb := range role.Rules[0].Verbs {
+		granted[permission{verb, "", "configmaps"}] = false
+	}
+	e.inForce("storage-controller-nodecontroller", granted)
 	e.restrict("storage-controller-nodecontroller")
 	kubeconfig, used, refused := e.as("storage-controller-nodecontroller")
 	// Its name is in the permissions; no other test has it.
 	configurations := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	_, err := configurations.Create(ctx, forNobody("storage-controller-webhooks", e.ns), metav1.CreateOptions{})
+	_, err = configurations.Create(ctx, forNobody("storage-controller-webhooks", e.ns), metav1.CreateOptions{})
 	e.must(err)
 	t.Cleanup(func() {
 		_ = configurations.Delete(context.Background(), "storage-controller-webhooks", metav1.DeleteOptions{})

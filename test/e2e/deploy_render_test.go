@@ -102,10 +102,12 @@ func exampleDriver(t *testing.T) string {
 		"driver: {name: csi.example.com, image: {repository: csi-driver, tag: dev}}")
 }
 
-// chartOnly matches what only the chart adds: prefixes, the names of the webhooks, and the driver and the namespace of alerts.
+// chartOnly matches what only the chart adds: prefixes, the names of the webhooks and of the ConfigMap of lost nodes, and the
+// driver and the namespace of alerts.
 var chartOnly = strings.NewReplacer(
 	`{driver_name=\"csi.example.com\"}`, "",
 	`namespace=\"csi-example\",`, "",
+	`"resourceNames":["lost-nodes.csi.example.com"],`, "",
 	"csi-example.csi-controller-", "",
 	"csi-controller-webhook", "storage-controller-webhook")
 
@@ -468,6 +470,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"extraArgs: [--enable-webhooks]":                                   "set nodecontroller.webhooks.enabled",
 		"extraArgs: [--enable-capacity=false]":                             "set capacity.enabled",
 		"extraArgs: [--secure-metrics-server]":                             "set metrics.secure",
+		"config: {nodecontroller: {driver-name: other}}":                   "set driver.name",
 		"mode: per-role\nmetrics: {secure: true}":                          "metrics.secure: only with mode all-in-one",
 		"extraArgs: [--feature-gates=CrossNamespaceVolumeDataSource=true]": "set provisioner.crossNamespace",
 		"config: {feature-gates: {CrossNamespaceVolumeDataSource: true}}":  "set provisioner.crossNamespace",
@@ -983,7 +986,7 @@ func converted[T any](t *testing.T, o *unstructured.Unstructured) *T {
 }
 
 // TestSecretsAreOnlyGot checks that no role may list secrets, and those of a namespace are open only where
-// that was asked for. The certificate of the webhooks is a Secret with a name.
+// that was asked for. The certificate of the webhooks is a Secret with a name. In the chart, ConfigMaps have a name, too.
 func TestSecretsAreOnlyGot(t *testing.T) {
 	t.Parallel()
 	for name, objects := range variants(t) {
@@ -992,6 +995,11 @@ func TestSecretsAreOnlyGot(t *testing.T) {
 			switch o.GetKind() {
 			case "ClusterRole", "Role":
 				for _, r := range converted[rbacv1.ClusterRole](t, o).Rules { // which has the fields of a Role as well
+					lost := []string{"lost-nodes." + strings.ToLower(driverOf(objects))}
+					if slices.Contains(r.Resources, "configmaps") && strings.HasPrefix(name, "chart") &&
+						!slices.Equal(r.ResourceNames, lost) && !slices.Equal(r.Verbs, []string{"create"}) {
+						t.Errorf("%s: %s grants %v on ConfigMaps %q, want %q", name, o.GetName(), r.Verbs, r.ResourceNames, lost)
+					}
 					if !slices.ContainsFunc(r.Resources, func(s string) bool { return s == "*" || strings.HasPrefix(s, "secrets") }) {
 						continue
 					}
@@ -1023,6 +1031,11 @@ func TestSecretsAreOnlyGot(t *testing.T) {
 			t.Errorf("%s: the permission to read secrets is bound nowhere", name)
 		}
 	}
+}
+
+// driverOf is the name of the driver in the labels of the chart.
+func driverOf(objects []*unstructured.Unstructured) string {
+	return objects[0].GetLabels()["app.kubernetes.io/part-of"]
 }
 
 // podOf is that of the Deployment or DaemonSet.

@@ -167,7 +167,8 @@ func noteRules(granted map[string]string, namespace string, rules []rbacv1.Polic
 			if namespace != "" {
 				key += " in " + namespace
 			}
-			granted[key] = strings.Join(slices.Sorted(slices.Values(r.Verbs)), ",")
+			verbs := slices.Concat(r.Verbs, strings.Split(granted[key], ","))
+			granted[key] = strings.Trim(strings.Join(slices.Sorted(slices.Values(verbs)), ","), ",")
 		}
 	}
 }

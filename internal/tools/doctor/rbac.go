@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
 // Rule is an RBAC rule of a Role (Namespaced) or a ClusterRole.
@@ -67,6 +69,22 @@ func (g Grant) rules() []Rule {
 	return rules[g.File]
 }
 
+// ofDriver returns g with the rule for the ConfigMap of lost nodes limited to its name, as in the chart. Without the
+// name of the driver, the rule is not checked.
+func (g Grant) ofDriver(driver string) Grant {
+	limited := slices.Clone(g.rules())
+	for i, r := range limited {
+		if slices.Contains(r.Resources, "configmaps") && !slices.Contains(r.Verbs, "create") {
+			limited[i].Names = []string{}
+			if driver != "" {
+				limited[i].Names = []string{nodecleanup.ConfigMapName(driver)}
+			}
+		}
+	}
+	g.Rules = limited
+	return g
+}
+
 // accesses returns every verb on every resource that g grants.
 func (g Grant) accesses() []access {
 	var all []access
@@ -111,6 +129,9 @@ func (e *examination) checkGrants(ctx context.Context) {
 	if err != nil {
 		e.skip("rbac", "creating the client for access reviews: %v", err)
 		return
+	}
+	for i, g := range e.plan.Grants {
+		e.plan.Grants[i] = g.ofDriver(e.driver.Name)
 	}
 	answers := map[access]*answer{}
 	var group errgroup.Group

@@ -44,7 +44,8 @@ var rules = map[string][]Rule{
 		{Groups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get"}},
 		{Groups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers"}, Verbs: []string{"get"}},
 		{Groups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
-		{Namespaced: true, Groups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
+		{Namespaced: true, Groups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch", "update"}},
+		{Namespaced: true, Groups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create"}},
 	},
 	"nodecontroller-cleanup": {
 		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"delete"}},

@@ -122,3 +122,17 @@ func TestAccesses(t *testing.T) {
 		t.Errorf("got %q, want %q", have, want)
 	}
 }
+
+// TestLostNodesHaveAName: the ConfigMap of lost nodes is checked by its name, and not without it.
+func TestLostNodesHaveAName(t *testing.T) {
+	t.Parallel()
+	for driver, want := range map[string]string{
+		"":                "create configmaps in ns",
+		"Drv.example.com": "get,list,watch,update configmaps lost-nodes.drv.example.com in ns; create configmaps in ns",
+	} {
+		g := Grant{File: "nodecontroller", Namespace: "ns"}.ofDriver(driver)
+		if got := summary(g.accesses()); !strings.HasSuffix(got, "events; "+want) {
+			t.Errorf("driver %q: got %q, want %q", driver, got, want)
+		}
+	}
+}

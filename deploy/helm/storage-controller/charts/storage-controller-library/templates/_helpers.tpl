@@ -301,6 +301,7 @@ true
 {{- if $value }}{{ fail (printf "%s: the permissions would not match; set %s" .place $value) }}{{ end }}
 {{- if and (eq (trimPrefix "nodecontroller-" .name) "node-cleanup-resource") (not $v.nodecontroller.customResources) }}{{ fail (printf "%s: the permissions would not match; set nodecontroller.customResources" .place) }}{{ end }}
 {{- if and (hasPrefix "feature-gates" (trimPrefix "provisioner-" .name)) (regexMatch "CrossNamespaceVolumeDataSource=true" (printf "%s=%s" .name .value)) (not $v.provisioner.crossNamespace) }}{{ fail (printf "%s: the permissions would not match; set provisioner.crossNamespace" .place) }}{{ end }}
+{{- if and (eq (trimPrefix "nodecontroller-" .name) "driver-name") (ne .value $v.driver.name) }}{{ fail (printf "%s: the permissions would not match; set driver.name" .place) }}{{ end }}
 {{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into config" .place) }}{{ end }}
 {{- if and (eq .name "leader-election-namespace") (ne .value $.Release.Namespace) }}{{ fail (printf "%s: the permissions would not match; the Leases are in the namespace of the release" .place) }}{{ end }}
 {{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not match; set enabled of provisioner, attacher, resizer, snapshotter, capacity and nodecontroller" .place) }}{{ end }}

@@ -10,6 +10,10 @@
 {{- if hasPrefix "Cluster" $o.kind }}{{ $places = list }}{{ end }}
 {{- if eq $o.kind "Role" }}{{ $_ := set $o "rules" (list (set (first $o.rules) "verbs" (list "get"))) }}{{ end }}
 {{- end }}
+{{- /* The first rule is for the ConfigMap of lost nodes, whose name the manifests do not know. */}}
+{{- if and (eq $name "nodecontroller") (eq $o.kind "Role") }}
+{{- $_ := set (first $o.rules) "resourceNames" (list (printf "lost-nodes.%s" (lower $v.driver.name))) }}
+{{- end }}
 {{- $meta := $o.metadata }}
 {{- $_ := set $meta "name" (print (include "storage-controller.prefix" $) $meta.name) }}
 {{- $_ := set $meta "labels" (include "storage-controller.labels" $ | fromYaml) }}

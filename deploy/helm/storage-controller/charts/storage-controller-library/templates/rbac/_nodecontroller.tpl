@@ -41,7 +41,9 @@ roleRef:
   name: storage-controller:nodecontroller
   apiGroup: rbac.authorization.k8s.io
 ---
-# the records of lost nodes: ConfigMap lost-nodes.<driver>, in the namespace of the pod
+# The records of lost nodes: ConfigMap lost-nodes.<driver>, in the namespace of the pod. These
+# manifests do not know the name of the driver: add resourceNames: ["lost-nodes.<driver>"] to
+# the first rule, as the chart does. A resource name cannot limit create.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
@@ -50,7 +52,10 @@ metadata:
 rules:
 - apiGroups: [""]
   resources: ["configmaps"]
-  verbs: ["get", "list", "watch", "create", "update"]
+  verbs: ["get", "list", "watch", "update"]
+- apiGroups: [""]
+  resources: ["configmaps"]
+  verbs: ["create"]
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
