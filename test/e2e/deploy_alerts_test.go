@@ -224,7 +224,7 @@ func chartAlerts(t *testing.T, release, driver, mode string) []alert {
 	t.Helper()
 	text, found := renderedRules.Load(release + " " + mode)
 	if !found {
-		values := valuesFile(t, "image: {repository: x}\ndriver: {name: DRIVER, image: {repository: x, tag: v1}}\n"+
+		values := valuesFile(t, "image: {repository: x, tag: v1}\ndriver: {name: DRIVER, image: {repository: x, tag: v1}}\n"+
 			"metrics: {prometheusRule: {enabled: true}}\nmode: "+mode)
 		rendered, err := tool(t, "", "helm", chart, release, "n", values)
 		if err != nil {

@@ -23,21 +23,23 @@ import (
 // permissions of the chart, and fails without them.
 func TestHelmTest(t *testing.T) {
 	t.Parallel()
-	for name, values := range map[string]string{
-		"defaults": "",
-		"per role": "mode: per-role\nprovisioner: {snapshots: false, topology: false}\ncapacity: {enabled: false}\n" +
-			"snapshotter: {enabled: false}",
-		"node":           "mode: node\nextraArgs: [--csi-address=/run/csi/x.sock]",
-		"node cleanup":   "nodecontroller: {enabled: true, nodeCleanup: volumes, nodeFinalizerMode: manage}",
-		"secure metrics": "metrics: {secure: true}",
+	for name, test := range map[string]struct{ values, says string }{
+		"defaults": {},
+		"per role": {values: "mode: per-role\nprovisioner: {snapshots: false, topology: false}\ncapacity: {enabled: false}\n" +
+			"snapshotter: {enabled: false}"},
+		"node":           {values: "mode: node\nextraArgs: [--csi-address=/run/csi/x.sock]"},
+		"node cleanup":   {values: "nodecontroller: {enabled: true, nodeCleanup: volumes, nodeFinalizerMode: manage}"},
+		"secure metrics": {values: "metrics: {secure: true}"},
+		"file":           {"config: {otlp-sampling-ratio: 0.5}", "otlp-sampling-ratio (file) has no effect"},
+		"environment": {"env: [{name: STORAGE_CONTROLLER_OTLP_SAMPLING_RATIO, value: '0.5'}]",
+			"otlp-sampling-ratio (environment) has no effect"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEnv(t, csitest.Config{}, 1)
 			kubetest.InstallCRDs(t, e.cp)
-			objects := charted(t, values)
-			i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetAnnotations()["helm.sh/hook"] == "test" })
-			pod := converted[corev1.Pod](t, objects[i])
+			objects := charted(t, test.values)
+			pod := testPod(t, objects)
 			for _, o := range objects {
 				selector, _, _ := unstructured.NestedStringMap(o.Object, "spec", "selector", "matchLabels")
 				if len(selector) > 0 && labels.SelectorFromSet(selector).Matches(labels.Set(pod.Labels)) {
@@ -50,11 +52,27 @@ func TestHelmTest(t *testing.T) {
 			}
 			granted := e.applyRendered(objects)
 			e.inForce(pod.Spec.ServiceAccountName, granted)
-			if code, out := e.examined(pod.Spec.Containers[0], kubeconfig); code != 0 {
-				t.Errorf("exit code %d\n%s", code, out)
+			if code, out := e.examined(pod.Spec.Containers[0], kubeconfig); code != 0 || !strings.Contains(out, test.says) {
+				t.Errorf("exit code %d, want %q\n%s", code, test.says, out)
 			}
 		})
 	}
+}
+
+// testPod is the pod of helm test. Its configuration file is written to a file of this machine.
+func testPod(t *testing.T, objects []*unstructured.Unstructured) *corev1.Pod {
+	t.Helper()
+	i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetAnnotations()["helm.sh/hook"] == "test" })
+	pod := converted[corev1.Pod](t, objects[i])
+	for _, v := range pod.Spec.Volumes {
+		i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool {
+			return o.GetKind() == "ConfigMap" && o.GetName() == v.ConfigMap.Name
+		})
+		file := valuesFile(t, converted[corev1.ConfigMap](t, objects[i]).Data["config.yaml"])
+		c := pod.Spec.Containers[0]
+		c.Args[slices.Index(c.Args, "--config="+c.VolumeMounts[0].MountPath+"/config.yaml")] = "--config=" + file
+	}
+	return pod
 }
 
 // examined runs doctor as a container does, and returns its exit code and output.
@@ -68,7 +86,10 @@ func (e *env) examined(c corev1.Container, kubeconfig string) (int, string) {
 	fields := map[string]string{"metadata.namespace": e.ns, "metadata.name": "test", "spec.nodeName": e.nodes[0]}
 	cmd.Env = append(os.Environ(), "KUBECONFIG=")
 	for _, v := range c.Env {
-		cmd.Env = append(cmd.Env, v.Name+"="+fields[v.ValueFrom.FieldRef.FieldPath])
+		if v.ValueFrom != nil {
+			v.Value = fields[v.ValueFrom.FieldRef.FieldPath]
+		}
+		cmd.Env = append(cmd.Env, v.Name+"="+v.Value)
 	}
 	out, err := cmd.CombinedOutput()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {

@@ -107,17 +107,32 @@ func TestLibraryOfThePage(t *testing.T) {
 	if err := os.CopyFS(filepath.Join(dir, library), os.DirFS(filepath.Join(chart, library))); err != nil {
 		t.Fatal(err)
 	}
+	page := strings.TrimRight(fileOfPage(t, "install.md", "library-values.yaml"), "\n")
+	render := func(values string) (string, error) {
+		return tool(t, "", "helm", dir, "csi-controller", exampleNamespace, valuesFile(t, values))
+	}
+	for values, want := range map[string]string{
+		page + "\n  nodecontroller: {enabled: true, webhooks: {enabled: true}}": "only the chart storage-controller has webhooks",
+		strings.Replace(page, ", tag: v1", "", 1):                               "image: set tag or digest",
+	} {
+		if _, err := render(values); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("values %s: %v, want %q", values, err, want)
+		}
+	}
 	for values, own := range map[string]string{
 		"": "", "\n  nodecontroller: {enabled: true, nodeCleanup: claims}\n  config: {timeout: 20s}": "" +
 			"nodecontroller: {enabled: true, nodeCleanup: claims}\nconfig: {timeout: 20s}\n",
+		"\n  rbac: {create: false}": "rbac: {create: false}\n",
 	} {
-		file := valuesFile(t, strings.TrimRight(fileOfPage(t, "install.md", "library-values.yaml"), "\n")+values)
-		text, err := tool(t, "", "helm", dir, "csi-controller", exampleNamespace, file)
+		text, err := render(page + values)
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := parsed(t, text)
 		want := charted(t, own+"driver: {name: my.csi.example.com}\nimage: {repository: my-storage-controller, tag: v1}")
+		if sum := checksum(want); sum != "" && sum != checksum(got) {
+			t.Errorf("values %s: the checksum of the file is %q, want %q", values, checksum(got), sum)
+		}
 		if diff := cmp.Diff(podOf(t, want).Containers[0], podOf(t, got).Containers[0]); diff != "" {
 			t.Errorf("values %s: the container (- chart, + library):\n%s", values, diff)
 		}
@@ -127,11 +142,21 @@ func TestLibraryOfThePage(t *testing.T) {
 	}
 }
 
+// checksum returns that of the configuration file, which the pod has.
+func checksum(objects []*unstructured.Unstructured) (sum string) {
+	for _, o := range objects {
+		if o.GetKind() == "Deployment" {
+			sum, _, _ = unstructured.NestedString(o.Object, "spec", "template", "metadata", "annotations", "checksum/configuration")
+		}
+	}
+	return sum
+}
+
 // permissionsAndFiles returns the parts of Roles, bindings and ConfigMaps that matter, by kind and name.
 func permissionsAndFiles(objects []*unstructured.Unstructured) map[string][]any {
 	all := map[string][]any{}
 	for _, o := range objects {
-		if strings.Contains(o.GetKind(), "Role") || o.GetKind() == "ConfigMap" {
+		if strings.Contains(o.GetKind(), "Role") || o.GetKind() == "ConfigMap" && !strings.HasSuffix(o.GetName(), "-test") {
 			all[o.GetKind()+" "+o.GetName()] = []any{o.Object["rules"], o.Object["subjects"], o.Object["roleRef"], o.Object["data"]}
 		}
 	}

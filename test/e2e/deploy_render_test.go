@@ -29,6 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
@@ -98,7 +99,7 @@ func charted(t *testing.T, values string) []*unstructured.Unstructured {
 // exampleDriver is a file with the values that have no default.
 func exampleDriver(t *testing.T) string {
 	t.Helper()
-	return valuesFile(t, "image: {repository: storage-controller}\n"+
+	return valuesFile(t, "image: {repository: storage-controller, tag: dev}\n"+
 		"driver: {name: csi.example.com, image: {repository: csi-driver, tag: dev}}")
 }
 
@@ -117,7 +118,7 @@ func asOverlay(t *testing.T, values string) []*unstructured.Unstructured {
 	t.Helper()
 	var all []*unstructured.Unstructured
 	for _, o := range charted(t, values) {
-		if o.GetAnnotations()["helm.sh/hook"] != "" {
+		if strings.HasSuffix(o.GetName(), "-test") { // for helm test
 			continue
 		}
 		labels := o.GetLabels()
@@ -396,7 +397,6 @@ func TestChartHasTheFiles(t *testing.T) {
 		want[name+".yaml"] = "../../deploy/components/" + name + "/webhook.yaml"
 	}
 	want["admission-policy.yaml"] = "../../deploy/admission-policy/policy.yaml"
-	want[library+"values.yaml"] = chart + "/values.yaml"
 	for name, file := range want {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -431,40 +431,45 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	for values, text := range map[string]string{
 		"driver: {name: x}\nnodecontroller: {enabled: true, webhooks: {enabled: true}}": "driver.name must contain a dot",
 
-		"mode: both":                                                       "'/mode'",
-		"replica: 3":                                                       "'replica' not allowed",
-		"replicaCount: many":                                               "'/replicaCount'",
-		"nodecontroller: {nodeCleanup: all}":                               "'/nodecontroller/nodeCleanup'",
-		"extraArgs: [all]":                                                 "'/extraArgs/0'",
-		"mode: node\nprovisioner: {enabled: false}":                        "provisioner.enabled",
-		"mode: per-role\nconfig: {a: b}":                                   "config: only with mode all-in-one",
-		"attacher: {resources: {limits: {memory: 1Gi}}}":                   "attacher.resources: only with mode per-role",
-		"fullnameOverride: Not_A_Name":                                     "'/fullnameOverride'",
-		"secrets: {namespaces: [\"*\"]}":                                   "'/secrets/namespaces/0'",
-		"driver: {name: csi.example.com/x}":                                "'/driver/name'",
-		"driver: {port: 1}":                                                "'port' not allowed",
-		"image: {repository: 'x@sha256:aa'}":                               "'/image/repository'",
-		"image: {digest: aa}":                                              "'/image/digest'",
-		"extraContainers: [{name: x}]":                                     "'/extraContainers/0'",
-		"extraContainers: [{name: driver, image: x}]":                      "extraContainers[0]: the chart has a container driver",
-		"extraVolumes: [{name: more}, {name: socket, emptyDir: {}}]":       "extraVolumes[1]: the chart has a volume socket",
-		"config: {nonsense: 5s}":                                           "config.nonsense: unknown key",
-		"config: {attacher: {nonsense: 5s}}":                               "config.attacher.nonsense: unknown key",
-		"config: {controllers: [attacher]}":                                "set enabled of",
-		"image: {repository: ''}":                                          "image.repository: set it",
-		"driver: {name: ''}":                                               "driver.name: set it",
-		"driver: {image: {repository: ''}}":                                "driver.image.repository: set it",
-		"driver: {image: {tag: ''}}":                                       "driver.image: set tag or digest",
-		"nodecontroller: {nodeCleanup: claims}":                            "nodeCleanup: nodecontroller.enabled is false",
-		"extraArgs: ['--http-endpoint=127.0.0.1:8080']":                    "the probes and ports of the chart have 8080",
-		"extraArgs: [--webhook-cert-secret=x]":                             "set nodecontroller.webhooks.name",
-		"config: {timeout: 1.5m}":                                          "terminationGracePeriodSeconds, 80, must exceed",
-		"config: {node-cleanup: claims}":                                   "node-cleanup: the permissions would not match",
-		"config: {nodecontroller: {node-cleanup: claims}}":                 "set nodecontroller.nodeCleanup",
-		"extraArgs: [--node-finalizer-mode=manage]":                        "set nodecontroller.nodeFinalizerMode",
-		"extraArgs: [--pvc-finalizer-mode=strip]":                          "set nodecontroller.pvcFinalizerMode",
-		"extraArgs: [--node-cleanup-unbound=delete]":                       "set nodecontroller.nodeCleanupUnbound",
-		"extraArgs: [--node-cleanup-resource=a.b/v1]":                      "set nodecontroller.customResources",
+		"mode: both":                                                 "'/mode'",
+		"replica: 3":                                                 "'replica' not allowed",
+		"replicaCount: many":                                         "'/replicaCount'",
+		"nodecontroller: {nodeCleanup: all}":                         "'/nodecontroller/nodeCleanup'",
+		"extraArgs: [all]":                                           "'/extraArgs/0'",
+		"mode: node\nprovisioner: {enabled: false}":                  "provisioner.enabled",
+		"mode: per-role\nconfig: {a: b}":                             "config: only with mode all-in-one",
+		"attacher: {resources: {limits: {memory: 1Gi}}}":             "attacher.resources: only with mode per-role",
+		"fullnameOverride: Not_A_Name":                               "'/fullnameOverride'",
+		"secrets: {namespaces: [\"*\"]}":                             "'/secrets/namespaces/0'",
+		"driver: {name: csi.example.com/x}":                          "'/driver/name'",
+		"driver: {port: 1}":                                          "'port' not allowed",
+		"image: {repository: 'x@sha256:aa'}":                         "'/image/repository'",
+		"image: {digest: aa}":                                        "'/image/digest'",
+		"image: {tag: ''}":                                           "image: set tag or digest",
+		"extraContainers: [{name: x}]":                               "'/extraContainers/0'",
+		"extraContainers: [{name: driver, image: x}]":                "extraContainers[0]: the chart has a container driver",
+		"extraVolumes: [{name: more}, {name: socket, emptyDir: {}}]": "extraVolumes[1]: the chart has a volume socket",
+		"config: {nonsense: 5s}":                                     "config.nonsense: unknown key",
+		"config: {attacher: {nonsense: 5s}}":                         "config.attacher.nonsense: unknown key",
+		"config: {controllers: [attacher]}":                          "set enabled of",
+		"image: {repository: ''}":                                    "image.repository: set it",
+		"driver: {name: ''}":                                         "driver.name: set it",
+		"driver: {image: {repository: ''}}":                          "driver.image.repository: set it",
+		"driver: {image: {tag: ''}}":                                 "driver.image: set tag or digest",
+		"nodecontroller: {nodeCleanup: claims}":                      "nodeCleanup: nodecontroller.enabled is false",
+		"extraArgs: ['--http-endpoint=127.0.0.1:8080']":              "the probes and ports of the chart have 8080",
+		"extraArgs: [--webhook-cert-secret=x]":                       "set nodecontroller.webhooks.name",
+		"config: {timeout: 1.5m}":                                    "terminationGracePeriodSeconds, 80, must exceed",
+		"config: {node-cleanup: claims}":                             "node-cleanup: the permissions would not match",
+		"config: {nodecontroller: {node-cleanup: claims}}":           "set nodecontroller.nodeCleanup",
+		"extraArgs: [--node-finalizer-mode=manage]":                  "set nodecontroller.nodeFinalizerMode",
+		"extraArgs: [--pvc-finalizer-mode=strip]":                    "set nodecontroller.pvcFinalizerMode",
+		"extraArgs: [--node-cleanup-unbound=delete]":                 "set nodecontroller.nodeCleanupUnbound",
+		"nodecontroller: {enabled: true, customResources: [a.b]}":    "'/nodecontroller/customResources/0'",
+		"nodecontroller: {enabled: true, profile: topolvm, customResources: [c.example.com]}\n" +
+			"config: {node-cleanup-resource: ['node-field=n,resource=logicalvolumes.v1.topolvm.io', 'resource=a.v1.b.c,when=x']}": "" +
+			"config.node-cleanup-resource: the permissions would not match; add a.b.c to nodecontroller.customResources",
+		"extraArgs: ['--node-cleanup-resource=resource=a.v1.b.c']":         "add a.b.c to",
 		"extraArgs: [--profile=topolvm]":                                   "set nodecontroller.profile",
 		"extraArgs: [--resize-nudge]":                                      "set nodecontroller.resizeNudge",
 		"extraArgs: [--enable-webhooks]":                                   "set nodecontroller.webhooks.enabled",
@@ -486,6 +491,10 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"mode: per-role\nextraArgs: ['--http-endpoint=:8080']":             "8080 to 8084",
 		"extraArgs: ['--metrics-address=:9090']":                           "--http-endpoint is set",
 		"extraArgs: [--csi-address=/csi/csi.sock]":                         "the socket must be in /run/csi",
+		"extraArgs: [--csi-socket=/run/csi/csi.sock]":                      "set csi-address",
+		"config: {csi-socket: /run/csi/csi.sock}":                          "config.csi-socket: --csi-address is set",
+		"extraArgs: ['--webhook-addr=127.0.0.1:9443']":                     "the ports of the chart have 9443",
+		"config: {nodecontroller: {webhook-addr: ':1'}}":                   "config.nodecontroller.webhook-addr: the ports",
 		"extraArgs: [--config=/x]":                                         "belong into config",
 		"extraArgs: [--timeout=300s]":                                      "terminationGracePeriodSeconds, 80",
 		"extraArgs: [--attacher-timeout=70s]":                              "terminationGracePeriodSeconds, 80",
@@ -525,6 +534,8 @@ func TestChartTakesWhatWorks(t *testing.T) {
 		"mode: node\nextraArgs: [--leader-election=false]",
 		"mode: per-role\nsnapshotter: {enabled: true}\nextraArgs: [--worker-threads=20, --timeout=20s, -v=4]",
 		"extraArgs: [--leader-election-namespace=csi-example]",
+		"nodecontroller: {enabled: true, customResources: [a.b.c]}\n" +
+			"extraArgs: ['--node-cleanup-resource=when=node-gone, resource=a.v1.b.c', '--webhook-addr=0.0.0.0:9443']",
 		"terminationGracePeriodSeconds: 101\nconfig: {timeout: 1.5m}\nsecrets: {namespaces: [" + strings.Repeat("n", 63) + "]}",
 		"terminationGracePeriodSeconds: 75\nconfig: {timeout: 1m, feature-gates: {Topology: true}, attacher: {timeout: 1.5s}}",
 	} {
@@ -609,13 +620,21 @@ func TestChartTakesMoreThanTheDriver(t *testing.T) {
 			}
 		}
 	}
-	spec = podOf(t, charted(t, `image: {tag: v2}
+	objects = charted(t, `image: {tag: v2}
 podSecurityContext: {runAsUser: 0}
 securityContext: {readOnlyRootFilesystem: false}
 env: [{name: HTTPS_PROXY, value: "http://proxy:3128"}]
+envFrom: [{configMapRef: {name: proxy}}]
 extraVolumeMounts: [{name: ca, mountPath: /ca}]
 extraVolumes: [{name: ca, emptyDir: {}}]
-metrics: {secure: true}`))
+metrics: {secure: true}`)
+	spec = podOf(t, objects)
+	tested := testPod(t, objects).Spec
+	if c := tested.Containers[0]; !cmp.Equal(tested.SecurityContext, spec.SecurityContext) ||
+		!cmp.Equal(c.SecurityContext, spec.Containers[0].SecurityContext) || !cmp.Equal(c.EnvFrom, spec.Containers[0].EnvFrom) ||
+		!slices.Contains(c.Env, corev1.EnvVar{Name: "HTTPS_PROXY", Value: "http://proxy:3128"}) {
+		t.Errorf("the pod of helm test has %v, %v, %v, %v", tested.SecurityContext, c.SecurityContext, c.Env, c.EnvFrom)
+	}
 	for _, c := range spec.Containers {
 		if c.Name == "driver" {
 			continue
@@ -636,6 +655,61 @@ metrics: {secure: true}`))
 	for _, c := range podOf(t, charted(t, "image: {digest: '"+digest+"'}")).Containers {
 		if c.Name != "driver" && c.Image != "storage-controller@"+digest {
 			t.Errorf("the image is %s", c.Image)
+		}
+	}
+}
+
+// TestLibraryHasValuesOfTheChart compares the defaults of the library with those of the chart.
+func TestLibraryHasValuesOfTheChart(t *testing.T) {
+	t.Parallel()
+	values := func(file string) (all map[string]any) {
+		text, err := os.ReadFile(filepath.Join(chart, file))
+		if err == nil {
+			err = yaml.Unmarshal(text, &all)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	var compare func(place string, library, chart map[string]any)
+	compare = func(place string, library, chart map[string]any) {
+		for key, value := range library {
+			inner, is := value.(map[string]any)
+			if outer, too := chart[key].(map[string]any); is && too && len(inner) > 0 {
+				compare(place+key+".", inner, outer)
+			} else if diff := cmp.Diff(chart[key], value); diff != "" {
+				t.Errorf("%s%s (- chart, + library):\n%s", place, key, diff)
+			}
+		}
+	}
+	compare("", values(library+"values.yaml"), values("values.yaml"))
+}
+
+// TestChartFollowsSettings looks for texts in the objects of a kind.
+func TestChartFollowsSettings(t *testing.T) {
+	t.Parallel()
+	const verbs = `"verbs":["list","patch","delete"]`
+	for values, want := range map[string][2]string{
+		"nodecontroller: {enabled: true, profile: topolvm, customResources: [things.b.c]}": {"ClusterRole",
+			`"rules":[{"apiGroups":["b.c"],"resources":["things"],` + verbs + `},` +
+				`{"apiGroups":["topolvm.io"],"resources":["logicalvolumes"],` + verbs + `}]`},
+		"nodecontroller: {enabled: true, profile: topolvm-legacy}": {"ClusterRole",
+			`"rules":[{"apiGroups":["topolvm.cybozu.com"],"resources":["logicalvolumes"],` + verbs + `}]`},
+		"metrics: {podMonitor: {enabled: true}}\nextraArgs: [--metrics-path=/m]\nconfig: {metrics-path: /n}": {"PodMonitor",
+			`"podMetricsEndpoints":[{"path":"/m","port":"http"}`},
+		"metrics: {podMonitor: {enabled: true}}": {"PodMonitor", `"podMetricsEndpoints":[{"port":"http"}`},
+	} {
+		var all strings.Builder
+		for _, o := range charted(t, values) {
+			if text, err := json.Marshal(o); err != nil {
+				t.Fatal(err)
+			} else if o.GetKind() == want[0] {
+				all.Write(text)
+			}
+		}
+		if !strings.Contains(all.String(), want[1]) {
+			t.Errorf("values %s: no %s among\n%s", values, want[1], &all)
 		}
 	}
 }
@@ -697,7 +771,7 @@ func TestReleasesShareNothing(t *testing.T) {
 	t.Parallel()
 	owner := map[string]string{}
 	for _, release := range [][2]string{{"a", "one"}, {"b", "one"}, {"a", "two"}, {"my-storage-controller", "two"}} {
-		values := valuesFile(t, "image: {repository: x}\n"+
+		values := valuesFile(t, "image: {repository: x, tag: v1}\n"+
 			"driver: {name: "+release[0]+"."+release[1]+".example.com, image: {repository: x, tag: v1}}\n"+
 			"priorityAndFairness: {enabled: true}\nadmissionPolicy: {enabled: true}\nnetworkPolicy: {enabled: true}\n"+
 			"metrics: {prometheusRule: {enabled: true}, podMonitor: {enabled: true}}\n"+
@@ -761,7 +835,7 @@ image: {pullPolicy: Always}
 secrets: {cluster: true}
 provisioner: {crossNamespace: true}
 nodecontroller: {enabled: true, nodeFinalizerMode: manage, nodeCleanup: volumes, nodeCleanupUnbound: delete, pvcFinalizerMode: enforce, nodeDeleteGrace: 1m,
-  resizeNudge: true, customResources: true, webhooks: {enabled: true}}
+  resizeNudge: true, customResources: [things.example.com], webhooks: {enabled: true}}
 priorityAndFairness: {enabled: true}
 extraArgs: [-v=2]
 podAnnotations: {a: b}

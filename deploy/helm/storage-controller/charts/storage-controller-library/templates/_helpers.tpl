@@ -41,7 +41,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 cleanup: {{ $n.nodeCleanup | default (ternary "claims" "report" $topolvm) | quote }}
 nodeFinalizer: {{ $n.nodeFinalizerMode | default (ternary "remove" "off" $topolvm) | quote }}
 pvcFinalizer: {{ $n.pvcFinalizerMode | default (ternary (ternary "enforce" "strip" (eq $n.profile "topolvm-classic")) "off" $topolvm) | quote }}
-customResources: {{ or $n.customResources $topolvm }}
+customResources: {{ concat $n.customResources (ternary (list (printf "logicalvolumes.%s" (ternary "topolvm.cybozu.com" "topolvm.io" (eq $n.profile "topolvm-legacy")))) list $topolvm) | toJson }}
 {{- end }}
 
 {{/* The directories of deploy/rbac that these values need. */}}
@@ -162,8 +162,8 @@ customResources: {{ or $n.customResources $topolvm }}
 {{- if and (hasPrefix "topolvm" $n.profile) (not $n.webhooks.enabled) }}
 - --enable-webhooks=false
 {{- end }}
+{{- if include "storage-controller.webhooks" $ }}
 {{- with $n.webhooks }}
-{{- if .enabled }}
 - --enable-webhooks
 - --webhook-cert-mode={{ .certificate }}
 - --webhook-cert-secret
@@ -178,9 +178,11 @@ customResources: {{ or $n.customResources $topolvm }}
 {{- end }}
 {{- end }}
 
-{{/* Returns "true" if the webhooks of the node controller are enabled, otherwise an empty text. */}}
+{{/* Returns "true" if the webhooks of the node controller are enabled, otherwise an empty text.
+     The library does not have their Service and configuration. Its context has no Files. */}}
 {{- define "storage-controller.webhooks" -}}
 {{- if .Values.nodecontroller.webhooks.enabled }}
+{{- if not (hasKey . "Files") }}{{ fail "nodecontroller.webhooks.enabled: only the chart storage-controller has webhooks, not the library" }}{{ end }}
 {{- if not .Values.nodecontroller.enabled }}{{ fail "nodecontroller.webhooks.enabled: the webhooks belong to the node controller, but nodecontroller.enabled is false" }}{{ end -}}
 true
 {{- end }}
@@ -299,7 +301,13 @@ true
 {{- if has .name (list "metrics-address" "metrics-bind-address") }}{{ fail (printf "%s: --http-endpoint is set, and they exclude each other" .place) }}{{ end }}
 {{- $value := get $granted (regexReplaceAll "^(nodecontroller|capacity)-" .name "") }}
 {{- if $value }}{{ fail (printf "%s: the permissions would not match; set %s" .place $value) }}{{ end }}
-{{- if and (eq (trimPrefix "nodecontroller-" .name) "node-cleanup-resource") (not $v.nodecontroller.customResources) }}{{ fail (printf "%s: the permissions would not match; set nodecontroller.customResources" .place) }}{{ end }}
+{{- if eq (trimPrefix "nodecontroller-" .name) "node-cleanup-resource" }}
+{{- $place := .place }}
+{{- range regexFindAll "resource=[^],[:space:]]+" .value -1 }}
+{{- $crd := regexReplaceAll "^resource=([^.]+)\\.[^.]+\\." . "${1}." }}
+{{- if not (has $crd (include "storage-controller.modes" $ | fromYaml).customResources) }}{{ fail (printf "%s: the permissions would not match; add %s to nodecontroller.customResources" $place $crd) }}{{ end }}
+{{- end }}
+{{- end }}
 {{- if and (hasPrefix "feature-gates" (trimPrefix "provisioner-" .name)) (regexMatch "CrossNamespaceVolumeDataSource=true" (printf "%s=%s" .name .value)) (not $v.provisioner.crossNamespace) }}{{ fail (printf "%s: the permissions would not match; set provisioner.crossNamespace" .place) }}{{ end }}
 {{- if and (eq (trimPrefix "nodecontroller-" .name) "driver-name") (ne .value $v.driver.name) }}{{ fail (printf "%s: the permissions would not match; set driver.name" .place) }}{{ end }}
 {{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into config" .place) }}{{ end }}
@@ -325,33 +333,27 @@ true
 {{- end }}
 {{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (has .value (list ":8080" "0.0.0.0:8080" "[::]:8080")))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8084, one per container" "8080")) }}{{ end }}
 {{- if and (eq .name "driver-health-endpoint") (eq $v.mode "per-role") }}{{ fail (printf "%s: all containers of the pod would serve this address; use mode all-in-one, or livenessprobe in extraContainers" .place) }}{{ end }}
-{{- if and (has .name (list "csi-address" "csi-socket")) (not (hasPrefix "/run/csi/" (trimPrefix "unix://" .value))) }}{{ fail (printf "%s: the socket must be in /run/csi, which the containers share" .place) }}{{ end }}
+{{- if eq .name "csi-socket" }}{{ fail (printf "%s: --csi-address is set, and they exclude each other; set csi-address" .place) }}{{ end }}
+{{- if and (eq (trimPrefix "nodecontroller-" .name) "webhook-addr") (not (has .value (list ":9443" "0.0.0.0:9443" "[::]:9443"))) }}{{ fail (printf "%s: the ports of the chart have 9443" .place) }}{{ end }}
+{{- if and (eq .name "csi-address") (not (hasPrefix "/run/csi/" (trimPrefix "unix://" .value))) }}{{ fail (printf "%s: the socket must be in /run/csi, which the containers share" .place) }}{{ end }}
 {{- if and (eq .name "leader-election") (not $node) (has (lower .value) (list "false" "f" "0")) }}{{ fail (printf "%s: several pods would work at the same time, during a rollout even with one replica" .place) }}{{ end }}
 {{- if regexMatch "^((provisioner|attacher|resizer|snapshotter|capacity|nodecontroller)-)?((resize|modify)-)?timeout$" .name }}
 {{- if le $grace (add 10 (include "storage-controller.seconds" .value | int) | int) }}{{ fail (printf "%s: terminationGracePeriodSeconds, %d, must exceed it by more than ten seconds" .place $grace) }}{{ end }}
 {{- end }}
 {{- end }}
-{{- range $i, $volume := $v.extraVolumes }}
-{{- if has (get $volume "name") (list "socket" "kube-api-access" "configuration") }}{{ fail (printf "extraVolumes[%d]: the chart has a volume %s already" $i $volume.name) }}{{ end }}
-{{- end }}
-{{- range $i, $container := $v.extraContainers }}
-{{- if has (get $container "name") (list "driver" "storage-controller" "provisioner" "attacher" "resizer" "snapshotter" "nodecontroller") }}{{ fail (printf "extraContainers[%d]: the chart has a container %s already" $i $container.name) }}{{ end }}
-{{- end }}
 {{- end }}
 
 {{/* The reference of an image. */}}
 {{- define "storage-controller.image" -}}
-{{- $tag := .image.tag | default .tag }}
 {{- if not .image.repository }}{{ fail (printf "%s.repository: set it; there is no default" .place) }}{{ end }}
-{{- if not (or $tag .image.digest) }}{{ fail (printf "%s: set tag or digest" .place) }}{{ end }}
-{{- ternary (printf "%s@%s" .image.repository .image.digest) (printf "%s:%s" .image.repository $tag) (ne .image.digest "") }}
+{{- if not (or .image.tag .image.digest) }}{{ fail (printf "%s: set tag or digest" .place) }}{{ end }}
+{{- ternary (printf "%s@%s" .image.repository .image.digest) (printf "%s:%s" .image.repository .image.tag) (ne .image.digest "") }}
 {{- end }}
 
 {{/* A container of storage-controller: root, name, port, portName, args, env by name, webhooks if it serves them, and the values of its role if it has one. */}}
 {{- define "storage-controller.container" -}}
-{{- $image := .root.Values.image }}
 - name: {{ .name }}
-  image: {{ include "storage-controller.image" (dict "place" "image" "image" $image "tag" .root.Chart.AppVersion) | quote }}
+  image: {{ include "storage-controller.image" (dict "place" "image" "image" .root.Values.image) | quote }}
   {{- with .root.Values.image.pullPolicy }}
   imagePullPolicy: {{ . }}
   {{- end }}

@@ -1,6 +1,7 @@
 {{/* The Roles and ClusterRoles that the values need, and their bindings to the ServiceAccount. */}}
 {{- define "storage-controller.rbac" -}}
 {{- $v := .Values }}
+{{- if $v.rbac.create }}
 {{- range $name := include "storage-controller.permissions" . | fromYamlArray }}
 {{- range $text := splitList "\n---\n" (include (printf "storage-controller.permissions.%s" $name) $ | replace "storage-controller-webhooks" "\u0000" | replace "storage-controller-webhook" (include "storage-controller.webhookName" $) | replace "\u0000" (include "storage-controller.webhookConfiguration" $)) }}
 {{- $o := fromYaml $text }}
@@ -13,6 +14,14 @@
 {{- /* The first rule is for the ConfigMap of lost nodes, whose name the manifests do not know. */}}
 {{- if and (eq $name "nodecontroller") (eq $o.kind "Role") }}
 {{- $_ := set (first $o.rules) "resourceNames" (list (printf "lost-nodes.%s" (lower $v.driver.name))) }}
+{{- end }}
+{{- if and (eq $name "nodecontroller-custom-resources") (eq $o.kind "ClusterRole") }}
+{{- $verbs := (first $o.rules).verbs }}
+{{- $_ := set $o "rules" list }}
+{{- range (include "storage-controller.modes" $ | fromYaml).customResources }}
+{{- $crd := splitn "." 2 . }}
+{{- $_ := set $o "rules" (append $o.rules (dict "apiGroups" (list $crd._1) "resources" (list $crd._0) "verbs" $verbs)) }}
+{{- end }}
 {{- end }}
 {{- $meta := $o.metadata }}
 {{- $_ := set $meta "name" (print (include "storage-controller.prefix" $) $meta.name) }}
@@ -30,6 +39,7 @@
 {{- if $place }}{{ $_ := set $meta "namespace" $place }}{{ end }}
 ---
 {{ toYaml $o }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
