@@ -69,6 +69,7 @@ type Manager struct {
 	renewing   sync.Mutex
 	notRenewed string // logged problem of the last renewal
 	written    bool   // this process has written the Secret
+	announced  string // the certificate whose authority this process has published last
 
 	mu      sync.Mutex
 	outcome string           // of the last read

@@ -80,9 +80,14 @@ func (m *Manager) renew(ctx context.Context) error {
 		}
 		return m.write(ctx, secret, "Serving certificate generated")
 	}
+	again := m.announced == string(next.Certificate[0])
 	trusted, err := m.publish(ctx, next, have, m.current.Load())
+	if again && !trusted && err == nil {
+		err = fmt.Errorf("publishing the authority of the serving certificate: another program removes it from caBundle of "+
+			"MutatingWebhookConfiguration %q. Exclude the field there", m.cfg.WebhookConfig)
+	}
 	served := have != nil && validAt(have, m.now()) == nil || m.Ready() == nil
-	if !trusted && (served || !kube.IsRefused(err)) {
+	if !trusted && (served || !again && !kube.IsRefused(err)) {
 		return err // other replicas may still serve a trusted pair; a refusal may last, and without a valid pair calls fail anyway
 	}
 	secret.Data = map[string][]byte{certName: secret.Data[nextCertName], keyName: secret.Data[nextKeyName]}
@@ -134,6 +139,7 @@ func (m *Manager) publish(ctx context.Context, pairs ...*tls.Certificate) (trust
 	case err != nil:
 		return false, fmt.Errorf("patching caBundle of MutatingWebhookConfiguration %q: %w", config.Name, err)
 	}
+	m.announced = string(pairs[0].Certificate[0])
 	m.renewals.WithLabelValues("ok").Inc()
 	klog.FromContext(ctx).Info("Authority of the serving certificate published", "mutatingWebhookConfiguration", config.Name)
 	return trusted, nil

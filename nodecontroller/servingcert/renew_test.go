@@ -6,6 +6,7 @@ package servingcert
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"net/http"
 	"os"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
 	"k8s.io/klog/v2"
@@ -336,6 +338,31 @@ func TestUnpublishedPair(t *testing.T) {
 	}
 	f.must(late.renew(t.Context()))
 	f.published("it is stored", nil)
+}
+
+// TestRemovedAuthority has another program that sets caBundle: a new replica serves nevertheless, and reports it.
+func TestRemovedAuthority(t *testing.T) {
+	t.Parallel()
+	f := setup(t, func(f *fixture) {
+		theirs := f.pair(0).ca
+		f.configure(admissionregistrationv1.WebhookClientConfig{Service: f.service(), CABundle: theirs})
+		patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": theirs}})
+		f.must(err)
+		f.api = kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			pass.ServeHTTP(w, r)
+			if r.Method == http.MethodPatch {
+				_, err := f.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Patch(t.Context(), f.ns, types.JSONPatchType, patch,
+					metav1.PatchOptions{})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	})
+	f.ready()
+	if n := f.metric("upkeep_total", "error"); n == 0 {
+		t.Error("no error is counted")
+	}
 }
 
 // TestForbiddenConfiguration: without a pair the leader stores one although it cannot publish it; it does not

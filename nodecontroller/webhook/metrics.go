@@ -40,7 +40,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		}),
 		untrusted: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "storage_controller_webhook_tls_rejected_total",
-			Help: "TLS handshakes that a client aborted, for example because it does not trust the serving certificate.",
+			Help: "TLS handshakes in which the client rejected the serving certificate.",
 		}),
 	}
 	registry.MustRegister(m.requests, m.seconds, m.inFlight, m.liveReads, m.untrusted)

@@ -77,8 +77,14 @@ type verdict struct {
 	reason   string
 }
 
-// maxClaims is more than a node can attach. Each claim may cost a read, and a user who creates a pod chooses their number.
+// maxClaims bounds the claims of a pod that have no volume: each costs a read, and a user who creates a pod chooses their number.
 const maxClaims = 256
+
+func tooManyClaims(names []string) verdict {
+	return verdict{reason: "TooManyClaims", warnings: []string{fmt.Sprintf(
+		"the pod has %d PersistentVolumeClaims without volume, more than %d: it is scheduled without regard to capacity",
+		len(names), maxClaims)}}
+}
 
 // mutatePod adds the capacity of its unbound claims to a pod.
 func (s *Server) mutatePod(ctx context.Context, r *request) (verdict, error) {
@@ -92,23 +98,24 @@ func (s *Server) mutatePod(ctx context.Context, r *request) (verdict, error) {
 	if err := s.synced(); err != nil {
 		return verdict{}, err // a class that is not cached yet would look like one of another driver
 	}
-	names := pod.claimNames()
-	if len(names) > maxClaims {
-		return verdict{reason: "TooManyClaims", warnings: []string{fmt.Sprintf(
-			"the pod has %d PersistentVolumeClaims, more than %d: it is scheduled without regard to capacity", len(names), maxClaims)}}, nil
-	}
 	l := s.newLookup(ctx, r.Namespace)
 	// A claim that is being deleted may have been replaced by one of the same name.
-	missing := slices.DeleteFunc(names, func(name string) bool {
+	missing := slices.DeleteFunc(pod.claimNames(), func(name string) bool {
 		claim := l.claim(name)
 		return claim != nil && claim.DeletionTimestamp == nil
 	})
+	if len(missing) > maxClaims {
+		return tooManyClaims(missing), nil
+	}
 	if err := l.read(missing); err != nil {
 		return verdict{}, err
 	}
 	need, v, err := s.cfg.decide(pod, l)
-	if err != nil || len(v.patch) == 0 {
+	switch {
+	case err != nil || len(v.patch) == 0:
 		return v, err
+	case len(need.claims) > maxClaims:
+		return tooManyClaims(need.claims), nil
 	}
 	// The cache may be stale: a claim that is bound by now has its capacity already.
 	if err := l.read(need.claims); err != nil {

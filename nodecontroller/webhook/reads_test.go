@@ -83,7 +83,7 @@ func TestReads(t *testing.T) {
 		{"cached claims are confirmed", 31, 31, cached},
 		{"missing claims", 0, 11, names("missing", 11)},
 		{"claims of all kinds are read once each", 41, 42, everything},
-		{"more claims than a node can attach", 0, 0, names("many", maxClaims+1)},
+		{"too many claims", 0, 0, names("many", maxClaims+1)},
 	} {
 		f.sized(c.what, c.gib, c.claims...)
 		if n := reads.Swap(0); n != c.reads {

@@ -14,6 +14,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	admissionv1 "k8s.io/api/admission/v1"
 	"k8s.io/klog/v2"
 )
@@ -25,8 +26,8 @@ const (
 	maxTime      = 10 * time.Second
 	responseTime = 500 * time.Millisecond
 	// maxBodies bounds the bytes of all requests that are being served, in decoded form several times as many: any client that reaches
-	// the port could end the process otherwise. A small request counts as minBody, the size of most pods.
-	maxBodies, minBody = 2 * maxBody, 16 << 10
+	// the port could end the process otherwise.
+	maxBodies = 2 * maxBody
 )
 
 // request is a decoded admission request; its object is still encoded.
@@ -109,22 +110,14 @@ func (s *Server) respond(r *http.Request) (body []byte, patched bool, err error)
 	case mediaErr != nil || media != "application/json":
 		return nil, false, refuse(http.StatusUnsupportedMediaType, "the content type must be application/json")
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), deadline(r.URL.Query().Get("timeout")))
-	defer cancel()
-	size := int64(maxBody) // if it is unknown, or more than is read
-	if r.ContentLength >= 0 {
-		size = max(minBody, min(r.ContentLength, maxBody))
-	}
-	if !s.bodies.TryAcquire(size) {
-		if err := s.bodies.Acquire(ctx, size); err != nil {
-			return nil, false, refuse(http.StatusServiceUnavailable, "the requests that are being served are too large: %w", err)
-		}
-	}
-	defer s.bodies.Release(size)
-	review, err := readReview(r.Body)
+	content := &limitedBody{body: r.Body, all: s.bodies}
+	defer content.release()
+	review, err := readReview(content)
 	if err != nil {
 		return nil, false, err
 	}
+	ctx, cancel := context.WithTimeout(r.Context(), deadline(r.URL.Query().Get("timeout")))
+	defer cancel()
 	log := klog.FromContext(ctx).WithValues("path", r.URL.Path, "uid", review.Request.UID, "namespace", review.Request.Namespace)
 	v, err := m.handle(klog.NewContext(ctx, log), review.Request)
 	if err != nil {
@@ -159,11 +152,32 @@ func (m mutation) handle(ctx context.Context, r *request) (v verdict, err error)
 	return m.decide(ctx, r)
 }
 
+// limitedBody is a body whose bytes count in the limit of all requests from when they arrive until release.
+type limitedBody struct {
+	body io.Reader
+	all  *semaphore.Weighted
+	read int64
+}
+
+func (l *limitedBody) Read(p []byte) (int, error) {
+	n, err := l.body.Read(p)
+	if !l.all.TryAcquire(int64(n)) {
+		return 0, refuse(http.StatusServiceUnavailable, "the requests that are being served have %d bytes", maxBodies)
+	}
+	l.read += int64(n)
+	return n, err
+}
+
+func (l *limitedBody) release() { l.all.Release(l.read) }
+
 // readReview decodes an AdmissionReview with a request. Up to a limit it also reads a body that is too large,
 // because many clients read the response only after they have sent everything.
 func readReview(body io.Reader) (*admissionv1.AdmissionReview, error) {
 	data, err := io.ReadAll(io.LimitReader(body, maxBody+1))
-	if err != nil {
+	switch {
+	case errors.As(err, new(refusal)):
+		return nil, err
+	case err != nil:
 		return nil, badRequest("reading the request: %w", err)
 	}
 	if len(data) > maxBody {

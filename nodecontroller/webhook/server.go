@@ -128,8 +128,8 @@ func (s *Server) httpServer(ctx context.Context) *http.Server {
 	return &http.Server{
 		Handler:           s,
 		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.deps.GetCertificate},
-		ReadHeaderTimeout: 10 * time.Second,
-		ReadTimeout:       15 * time.Second,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       5 * time.Second,
 		WriteTimeout:      15 * time.Second,
 		IdleTimeout:       90 * time.Second,
 		MaxHeaderBytes:    64 << 10,
@@ -138,15 +138,15 @@ func (s *Server) httpServer(ctx context.Context) *http.Server {
 	}
 }
 
-// handshakeErrors counts the lines of an error log about clients that abort the TLS handshake.
+// handshakeErrors counts the lines of an error log about clients that do not accept the certificate.
 type handshakeErrors struct {
 	io.Writer
-	aborted prometheus.Counter
+	rejected prometheus.Counter
 }
 
 func (h handshakeErrors) Write(line []byte) (int, error) {
-	if bytes.Contains(line, []byte("remote error: tls:")) {
-		h.aborted.Inc()
+	if bytes.Contains(line, []byte("remote error: tls:")) && bytes.Contains(line, []byte("certificate")) {
+		h.rejected.Inc()
 	}
 	return h.Writer.Write(line)
 }

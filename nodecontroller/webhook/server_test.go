@@ -100,7 +100,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	url := "https://" + f.s.Address() + "/pod/mutate?timeout=600ms"
 	web, answered := f.web(), make(chan int)
 	var bodies []*io.PipeWriter
-	for range maxBodies / maxBody { // of unknown size
+	for range maxBodies / maxBody {
 		body, w := io.Pipe()
 		bodies = append(bodies, w)
 		go func() {
@@ -112,6 +112,8 @@ func TestMemoryIsBounded(t *testing.T) {
 			response.Body.Close()
 			answered <- response.StatusCode
 		}()
+		_, err := w.Write(bytes.Repeat([]byte(" "), maxBody))
+		f.must(err)
 	}
 	ask := func(want int) func(context.Context) error {
 		return func(context.Context) error {
