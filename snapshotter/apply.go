@@ -6,6 +6,7 @@ package snapshotter
 //lint:file-ignore ST1005 the texts of csi-snapshotter are capitalized
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -51,7 +52,7 @@ func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *re
 	case doWriteAnswer:
 		return l.writeAnswer(ctx, obj, s, step)
 	case doEndCreation:
-		_, err := l.patch(ctx, obj, kube.MetadataPatch{RemoveAnnotations: []string{c.creating}})
+		_, err := l.patch(ctx, obj, kube.MetadataPatch{RemoveAnnotations: []string{c.creating}, Tests: recordTest(c)})
 		return err
 	case doDelete:
 		return l.delete(ctx, obj, s, step)
@@ -132,12 +133,20 @@ func (l *loop[T, C]) readSecret(ctx context.Context, obj T, step step, r *reads)
 
 // record writes the finalizer and the request before the first call.
 func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
+	if step.again {
+		step.change.SetAnnotations = map[string]string{AnnRequest: step.request.encodeAgain()}
+	}
 	stored, err := l.patch(ctx, obj, step.change)
 	newest, exists := l.objects.Get(obj.GetName())
 	exists = exists && newest.GetUID() == obj.GetUID()
 	switch {
 	case err == nil && (!exists || step.change.AppliedTo(stored)):
+		if text := cmp.Or(step.change.SetAnnotations[AnnRequest], step.change.InitAnnotations[AnnRequest]); text != "" {
+			l.memories.update(obj.GetUID(), func(m *memory) { m.record = text })
+		}
 		return nil
+	case step.again && l.outdated(obj, err):
+		return nil // decide again
 	case err == nil:
 		err = errors.New("the API server has not stored it. Check the admission policies and webhooks for this resource")
 	case exists && apierrors.IsInvalid(err) && l.content(newest).terminating() && !l.content(obj).terminating():

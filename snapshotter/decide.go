@@ -95,6 +95,7 @@ type step struct {
 	handle  string   // of doDelete
 	members []string // of doDelete: the snapshots of a group
 	change  kube.MetadataPatch
+	again   bool // of doRecordRequest: replace the record of an earlier leader
 	status  statusChange
 	warning string // of doRemoveFinalizer: text of an event
 }
@@ -260,13 +261,13 @@ func (d driver) decideCreate(s state) step {
 	return s.confirmed(step{action: doCreate, reason: "Requested", request: request})
 }
 
-// confirmed returns the step create, or doReadContent if it is decided from the cache of a new leader:
+// confirmed returns next, or doReadContent if it is decided from the cache of a new leader:
 // the snapshot may have been created and deleted, together with the content, by its predecessor.
-func (s state) confirmed(create step) step {
+func (s state) confirmed(next step) step {
 	if !s.memory.confirmed {
 		return step{action: doReadContent, reason: "Unconfirmed"}
 	}
-	return create
+	return next
 }
 
 // recordRequest adds the record of r to change, which replaces a malformed record.

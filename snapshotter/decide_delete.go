@@ -39,8 +39,8 @@ func (d driver) decideReplay(s state) step {
 	if secret != nil && !s.reads.secret {
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportDeletion}
 	}
-	if !c.has(AnnRequest) { // another writer has replaced all annotations, or csi-snapshotter has sent the request
-		return recordStep(c, request)
+	if !s.recorded() {
+		return s.confirmed(s.recordStep(request))
 	}
 	return s.confirmed(step{action: doCreate, reason: "Indeterminate", request: request})
 }
@@ -52,11 +52,29 @@ func readClassStep() step {
 	return step{action: doReadClass, reason: "NotCached", report: doReportDeletion}
 }
 
-// recordStep records a request that is repeated during a deletion.
-func recordStep(c *content, request *createRequest) step {
-	change := kube.MetadataPatch{InitAnnotations: map[string]string{c.creating: "yes"}}
-	recordRequest(c, &change, request)
-	return step{action: doRecordRequest, reason: "NotRecorded", change: change, request: request}
+// recorded reports whether this term has recorded the request.
+func (s state) recorded() bool {
+	return s.content.has(AnnRequest) && s.content.meta.Annotations[AnnRequest] == s.memory.record
+}
+
+// recordStep records a request that is repeated during a deletion, although an earlier leader may have recorded it: a write of that
+// leader that takes effect late would remove the finalizer during the repetition. It fails if the record is another one.
+func (s state) recordStep(request *createRequest) step {
+	c := s.content
+	change := kube.MetadataPatch{Tests: recordTest(c)}
+	if !c.forced(s.memory) {
+		change.InitAnnotations = map[string]string{c.creating: "yes"}
+	}
+	return step{action: doRecordRequest, reason: "NotRecorded", change: change, request: request, again: true}
+}
+
+// recordTest returns the test that the record of the request is that of c.
+func recordTest(c *content) map[string]any {
+	path := kube.AnnotationPath(AnnRequest)
+	if text, ok := c.meta.Annotations[AnnRequest]; ok {
+		return map[string]any{path: text}
+	}
+	return map[string]any{path: nil}
 }
 
 // decideRepeatedCheck repeats a CreateSnapshot that was to check an existing snapshot and is indeterminate, perhaps of an earlier
@@ -73,8 +91,8 @@ func (d driver) decideRepeatedCheck(s state) (_ step, wait bool) {
 		return readClassStep(), true
 	case err != nil: // never after a call of this process
 		return step{}, false
-	case !c.forced(s.memory) && (!c.has(c.creating) || !c.has(AnnRequest)):
-		return recordStep(c, request), true
+	case !c.forced(s.memory) && (!c.has(c.creating) || !s.recorded()):
+		return s.recordStep(request), true
 	}
 	return step{action: doCreate, reason: "Indeterminate", request: request}, true
 }
@@ -112,7 +130,7 @@ func (c *content) decideDeleted() step {
 	change := clearedStatus(c)
 	switch {
 	case !c.foreignFinalizer() || len(change) == 0:
-		return step{action: doRemoveFinalizer, reason: "SnapshotDeleted"}
+		return step{action: doRemoveFinalizer, reason: "SnapshotDeleted", change: kube.MetadataPatch{Tests: recordTest(c)}}
 	case c.has(c.creating): // without a handle in the status, the next process would repeat CreateSnapshot
 		return step{action: doEndCreation, reason: "SnapshotDeleted"}
 	}
@@ -135,8 +153,9 @@ func (c *content) decideRelease(m memory) step {
 		return c.decideDeleted()
 	}
 	s := step{action: doRemoveFinalizer, reason: "NothingToDelete"}
-	s.change.Tests = map[string]any{"/spec/deletionPolicy": c.policy} // the cache may be outdated
-	if !c.has(c.creating) {                                           // another leader may call CreateSnapshot meanwhile
+	s.change.Tests = recordTest(c)
+	s.change.Tests["/spec/deletionPolicy"] = c.policy // the cache may be outdated
+	if !c.has(c.creating) {                           // another leader may call CreateSnapshot meanwhile
 		s.change.Tests[kube.AnnotationPath(c.creating)] = nil
 	}
 	retained := c.policy == snapshotv1.VolumeSnapshotContentRetain

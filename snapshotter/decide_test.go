@@ -38,7 +38,7 @@ func testState(changes ...func(*state)) state {
 			policy: snapshotv1.VolumeSnapshotContentDelete, class: "c1", volumes: []string{"vol-1"},
 			ref: corev1.ObjectReference{Kind: "VolumeSnapshot", Namespace: "ns", Name: "s1", UID: uid},
 		},
-		class: &class{"c1", driverName, map[string]string{"a": "b"}}, now: time.Unix(1000, 0), memory: memory{confirmed: true},
+		class: &class{"c1", driverName, map[string]string{"a": "b"}}, now: time.Unix(1000, 0), memory: memory{confirmed: true, record: recorded},
 	}
 	for _, change := range changes {
 		change(&s)
@@ -83,7 +83,10 @@ func live(s *state) { s.live = true }
 func remember(change func(*memory)) func(*state) { return func(s *state) { change(&s.memory) } }
 
 // cached: the state is from the cache of a new leader.
-func cached(s *state) { s.memory.confirmed = false }
+func cached(s *state) { s.memory.confirmed, s.memory.record = false, "" }
+
+// recordedBefore: an earlier leader has recorded the request.
+func recordedBefore(s *state) { s.memory.record = "" }
 
 func withOutcome(o outcome) func(*state) { return remember(func(m *memory) { m.outcome = o }) }
 
@@ -176,6 +179,8 @@ func TestDecide(t *testing.T) {
 		"indeterminate, of another process": {changes{released, set(AnnBeingCreated, AnnRequest), cached}, doReadContent,
 			"Unconfirmed"},
 		"indeterminate, recorded by csi-snapshotter": {changes{released, set(AnnBeingCreated)}, doRecordRequest, "NotRecorded"},
+		"indeterminate, of another process, read": {changes{released, set(AnnBeingCreated, AnnRequest), recordedBefore}, doRecordRequest,
+			"NotRecorded"},
 		"indeterminate, no class": {changes{released, set(AnnBeingCreated, AnnRequest), noClass}, doCreate,
 			"Indeterminate"},
 		"indeterminate, nothing recorded, no class": {changes{released, set(AnnBeingCreated), noClass}, doReportDeletion, "CannotRepeat"},
@@ -240,6 +245,8 @@ func TestDecide(t *testing.T) {
 		"check of an earlier leader, not recorded": {changes{released, withStatus(created), live}, doRecordRequest, "NotRecorded"},
 		"check of an earlier leader, nothing recorded, no class": {changes{released, withStatus(created), noClass, live}, doDelete,
 			"Deleting"},
+		"check of an earlier leader, recorded by it": {changes{released, withStatus(ready), set(AnnBeingCreated, AnnRequest), live,
+			recordedBefore}, doRecordRequest, "NotRecorded"},
 		"check of an earlier leader, recorded": {changes{released, withStatus(ready), set(AnnBeingCreated, AnnRequest), live}, doCreate,
 			"Indeterminate"},
 		"check indeterminate, recorded": {changes{released, withStatus(created), set(AnnBeingCreated, AnnRequest),

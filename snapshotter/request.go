@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
@@ -30,6 +31,18 @@ type createRequest struct {
 // encode returns the value of [AnnRequest].
 func (r createRequest) encode() string {
 	text, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // strings have an encoding
+	}
+	return string(text)
+}
+
+// encodeAgain returns a value of [AnnRequest] that differs from all others.
+func (r createRequest) encodeAgain() string {
+	text, err := json.Marshal(struct {
+		createRequest
+		ID types.UID `json:"id"`
+	}{r, uuid.NewUUID()})
 	if err != nil {
 		panic(err) // strings have an encoding
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
@@ -245,6 +246,41 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 			}
 		})
 	}
+	t.Run("finalizer_removed_late_by_an_earlier_leader", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{}, nil)
+		f.class("c1", nil)
+		f.Plugin.Next(createSnapshot, csitest.Fail(codes.Internal, "no"))
+		late := make(chan string, 1)
+		f.requests.refusing(func(r request) int {
+			if !r.isMetadata() || !strings.Contains(r.body, `"remove"`) {
+				return 0
+			}
+			select {
+			case late <- r.body:
+			default:
+			}
+			return internalError
+		})
+		f.start()
+		f.content("v1", nil)
+		f.until("reports it", hasError("Internal"))
+		f.delete("v1")
+		removal := <-late
+		f.Crash()
+		f.requests.refusing(nil)
+		n := f.Plugin.Count(createSnapshot)
+		f.Plugin.Next(createSnapshot, csitest.DoAndHang())
+		f.start()
+		f.Wait(createSnapshot, n+1)
+		f.Crash()
+		_, err := f.contents.Patch(t.Context(), f.Unique("v1"), types.JSONPatchType, []byte(removal), metav1.PatchOptions{})
+		if !kube.IsPatchTestFailed(err) {
+			t.Errorf("the late removal: %v", err)
+		}
+		f.start()
+		f.until("is deleted", isDeleted)
+		f.noSnapshots()
+	})
 	t.Run("content_given_to_another_driver_during_the_repeated_call", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.blockedByOutcome()
