@@ -351,9 +351,8 @@ func TestRemovedAuthority(t *testing.T) {
 		f.api = kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			pass.ServeHTTP(w, r)
 			if r.Method == http.MethodPatch {
-				_, err := f.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Patch(t.Context(), f.ns, types.JSONPatchType, patch,
-					metav1.PatchOptions{})
-				if err != nil {
+				configs := f.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
+				if _, err := configs.Patch(t.Context(), f.ns, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
 					t.Error(err)
 				}
 			}

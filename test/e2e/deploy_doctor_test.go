@@ -65,6 +65,9 @@ func testPod(t *testing.T, objects []*unstructured.Unstructured) *corev1.Pod {
 	i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetAnnotations()["helm.sh/hook"] == "test" })
 	pod := converted[corev1.Pod](t, objects[i])
 	for _, v := range pod.Spec.Volumes {
+		if v.ConfigMap == nil {
+			continue
+		}
 		i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool {
 			return o.GetKind() == "ConfigMap" && o.GetName() == v.ConfigMap.Name
 		})

@@ -535,7 +535,7 @@ func TestChartTakesWhatWorks(t *testing.T) {
 		"mode: per-role\nsnapshotter: {enabled: true}\nextraArgs: [--worker-threads=20, --timeout=20s, -v=4]",
 		"extraArgs: [--leader-election-namespace=csi-example]",
 		"nodecontroller: {enabled: true, customResources: [a.b.c]}\n" +
-			"extraArgs: ['--node-cleanup-resource=when=node-gone, resource=a.v1.b.c', '--webhook-addr=0.0.0.0:9443']",
+			"extraArgs: ['--node-cleanup-resource=when=node-gone, resource=a.v1.b.c,mark=a.b/resource=true', '--webhook-addr=0.0.0.0:9443']",
 		"terminationGracePeriodSeconds: 101\nconfig: {timeout: 1.5m}\nsecrets: {namespaces: [" + strings.Repeat("n", 63) + "]}",
 		"terminationGracePeriodSeconds: 75\nconfig: {timeout: 1m, feature-gates: {Topology: true}, attacher: {timeout: 1.5s}}",
 	} {
@@ -632,8 +632,9 @@ metrics: {secure: true}`)
 	tested := testPod(t, objects).Spec
 	if c := tested.Containers[0]; !cmp.Equal(tested.SecurityContext, spec.SecurityContext) ||
 		!cmp.Equal(c.SecurityContext, spec.Containers[0].SecurityContext) || !cmp.Equal(c.EnvFrom, spec.Containers[0].EnvFrom) ||
-		!slices.Contains(c.Env, corev1.EnvVar{Name: "HTTPS_PROXY", Value: "http://proxy:3128"}) {
-		t.Errorf("the pod of helm test has %v, %v, %v, %v", tested.SecurityContext, c.SecurityContext, c.Env, c.EnvFrom)
+		!slices.Contains(c.Env, corev1.EnvVar{Name: "HTTPS_PROXY", Value: "http://proxy:3128"}) ||
+		len(c.VolumeMounts) != 1 || len(tested.Volumes) != 1 || tested.Volumes[0].Name != "ca" {
+		t.Errorf("the pod of helm test has %v, %v, %v, %v, %v", tested.SecurityContext, c.SecurityContext, c.Env, c.EnvFrom, c.VolumeMounts)
 	}
 	for _, c := range spec.Containers {
 		if c.Name == "driver" {

@@ -41,7 +41,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 cleanup: {{ $n.nodeCleanup | default (ternary "claims" "report" $topolvm) | quote }}
 nodeFinalizer: {{ $n.nodeFinalizerMode | default (ternary "remove" "off" $topolvm) | quote }}
 pvcFinalizer: {{ $n.pvcFinalizerMode | default (ternary (ternary "enforce" "strip" (eq $n.profile "topolvm-classic")) "off" $topolvm) | quote }}
-customResources: {{ concat $n.customResources (ternary (list (printf "logicalvolumes.%s" (ternary "topolvm.cybozu.com" "topolvm.io" (eq $n.profile "topolvm-legacy")))) list $topolvm) | toJson }}
+customResources: {{ concat ($n.customResources | default list) (ternary (list (printf "logicalvolumes.%s" (ternary "topolvm.cybozu.com" "topolvm.io" (eq $n.profile "topolvm-legacy")))) list $topolvm) | toJson }}
 {{- end }}
 
 {{/* The directories of deploy/rbac that these values need. */}}
@@ -303,8 +303,8 @@ true
 {{- if $value }}{{ fail (printf "%s: the permissions would not match; set %s" .place $value) }}{{ end }}
 {{- if eq (trimPrefix "nodecontroller-" .name) "node-cleanup-resource" }}
 {{- $place := .place }}
-{{- range regexFindAll "resource=[^],[:space:]]+" .value -1 }}
-{{- $crd := regexReplaceAll "^resource=([^.]+)\\.[^.]+\\." . "${1}." }}
+{{- range regexFindAll "(^|[\\[,[:space:]])resource=[^],[:space:]]+" .value -1 }}
+{{- $crd := regexReplaceAll "^.?resource=([^.]+)\\.[^.]+\\." . "${1}." }}
 {{- if not (has $crd (include "storage-controller.modes" $ | fromYaml).customResources) }}{{ fail (printf "%s: the permissions would not match; add %s to nodecontroller.customResources" $place $crd) }}{{ end }}
 {{- end }}
 {{- end }}
