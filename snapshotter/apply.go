@@ -222,24 +222,6 @@ func (l *loop[T, C]) shareVolumes(ctx context.Context, c *content) (release func
 	return release, nil
 }
 
-// replayFailed handles the error of a repeated CreateSnapshot with that name for a content that is being deleted.
-func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, name string, err error, final, forced bool) error {
-	switch {
-	case ctx.Err() != nil: // the term has ended
-		return err
-	case final:
-		klog.FromContext(ctx).Info("Repeated creation failed, no snapshot exists", "rpc", c.create, "err", err)
-		return nil
-	case forced:
-		l.event(c, warning, c.deleted, fmt.Sprintf("%s is indeterminate (%v), and annotation %s was removed. "+
-			"Check the storage system for the %s %q, which may remain", c.create, err, c.creating, c.noun, name))
-		return nil
-	}
-	waitsFor := cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, err)}
-	l.announce(c, waitsFor, nil)
-	return err
-}
-
 // check asks the driver for the state of a pre-provisioned snapshot or of a member.
 func (l *loop[T, C]) check(ctx context.Context, obj T, s state) error {
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)

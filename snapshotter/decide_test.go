@@ -38,7 +38,8 @@ func testState(changes ...func(*state)) state {
 			policy: snapshotv1.VolumeSnapshotContentDelete, class: "c1", volumes: []string{"vol-1"},
 			ref: corev1.ObjectReference{Kind: "VolumeSnapshot", Namespace: "ns", Name: "s1", UID: uid},
 		},
-		class: &class{"c1", driverName, map[string]string{"a": "b"}}, now: time.Unix(1000, 0), memory: memory{confirmed: true, record: recorded},
+		class: &class{"c1", driverName, map[string]string{"a": "b"}}, now: time.Unix(1000, 0),
+		memory: memory{confirmed: true, record: recorded},
 	}
 	for _, change := range changes {
 		change(&s)

@@ -130,6 +130,24 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error 
 	return nil
 }
 
+// replayFailed handles the error of a repeated CreateSnapshot with that name for a content that is being deleted.
+func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, name string, err error, final, forced bool) error {
+	switch {
+	case ctx.Err() != nil: // the term has ended
+		return err
+	case final:
+		klog.FromContext(ctx).Info("Repeated creation failed, no snapshot exists", "rpc", c.create, "err", err)
+		return nil
+	case forced:
+		l.event(c, warning, c.deleted, fmt.Sprintf("%s is indeterminate (%v), and annotation %s was removed. "+
+			"Check the storage system for the %s %q, which may remain", c.create, err, c.creating, c.noun, name))
+		return nil
+	}
+	waitsFor := cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, err)}
+	l.announce(c, waitsFor, nil)
+	return err
+}
+
 // replaySecrets reads the Secret for the calls of an undo; nil for none.
 func (l *loop[T, C]) replaySecrets(ctx context.Context, c *content) (map[string]string, error) {
 	secret, err := l.c.driver.annotatedSecret(c)

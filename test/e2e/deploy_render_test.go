@@ -535,7 +535,7 @@ func TestChartTakesWhatWorks(t *testing.T) {
 		"mode: per-role\nsnapshotter: {enabled: true}\nextraArgs: [--worker-threads=20, --timeout=20s, -v=4]",
 		"extraArgs: [--leader-election-namespace=csi-example]",
 		"nodecontroller: {enabled: true, customResources: [a.b.c]}\n" +
-			"extraArgs: ['--node-cleanup-resource=when=node-gone, resource=a.v1.b.c,mark=a.b/resource=true', '--webhook-addr=0.0.0.0:9443']",
+			"extraArgs: ['--node-cleanup-resource=when=node-gone, resource=a.v1.b.c,mark=a/resource=true', '--webhook-addr=0.0.0.0:9443']",
 		"terminationGracePeriodSeconds: 101\nconfig: {timeout: 1.5m}\nsecrets: {namespaces: [" + strings.Repeat("n", 63) + "]}",
 		"terminationGracePeriodSeconds: 75\nconfig: {timeout: 1m, feature-gates: {Topology: true}, attacher: {timeout: 1.5s}}",
 	} {
