@@ -25,7 +25,7 @@ import (
 
 // Config configures the connection to the driver.
 type Config struct {
-	// Address is the socket of the driver: an absolute path or unix://PATH.
+	// Address is the socket of the driver: an absolute path, unix:PATH or unix://PATH.
 	Address string
 	// Timeout bounds each call of [Client.Connect], [Client.Run] and [Client.NodeInfo]. Callers set the deadlines of other calls.
 	Timeout time.Duration
@@ -62,9 +62,12 @@ type dialer func(ctx context.Context, address string) (net.Conn, error)
 // path returns the path of the socket. Network addresses are invalid, because only a local
 // connection reports reliably that it was lost.
 func (c Config) path() (string, error) {
-	path := strings.TrimPrefix(c.Address, "unix://")
+	path := c.Address
+	if rest, ok := strings.CutPrefix(path, "unix:"); ok {
+		path = strings.TrimPrefix(rest, "//")
+	}
 	if !strings.HasPrefix(path, "/") {
-		return "", fmt.Errorf("--csi-address: must be an absolute path, optionally after unix://, got %q", c.Address)
+		return "", fmt.Errorf("--csi-address: must be an absolute path, optionally after unix: or unix://, got %q", c.Address)
 	}
 	return path, nil
 }

@@ -70,6 +70,7 @@ func TestConfigValidate(t *testing.T) {
 	}{
 		"defaults are fine":        {func(*Config) {}, ""},
 		"a URL of a socket":        {func(c *Config) { c.Address = "unix:///x" }, ""},
+		"a short URL of a socket":  {func(c *Config) { c.Address = "unix:/x" }, ""},
 		"another network":          {func(c *Config) { c.Address = "tcp://1.2.3.4:5" }, "--csi-address"},
 		"a URL without a path":     {func(c *Config) { c.Address = "unix:x" }, "--csi-address"},
 		"a relative path":          {func(c *Config) { c.Address = "x" }, "--csi-address"},

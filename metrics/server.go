@@ -120,7 +120,10 @@ func NewServer(cfg Config, reg *prometheus.Registry) (*Server, error) {
 			}
 			return nil, fmt.Errorf("serving %s at %q: %w", e.content, e.address, err)
 		}
-		server := &http.Server{Handler: e.handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
+		server := &http.Server{
+			Handler: e.handler, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: 10 * time.Minute, // longer than a profile
+			IdleTimeout: 2 * time.Minute,
+		}
 		if e.guard != nil {
 			server.TLSConfig = e.guard.tlsConfig()
 		}
@@ -139,7 +142,7 @@ type endpoint struct {
 // main returns the handler of [Config.Address].
 func (s *Server) main(cfg Config, reg *prometheus.Registry) *http.ServeMux {
 	mux := s.health()
-	metrics := promhttp.InstrumentMetricHandler(reg, promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	metrics := promhttp.InstrumentMetricHandler(reg, promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: 10}))
 	mux.Handle("GET "+cfg.MetricsPath, cfg.Guard.protect(metrics))
 	for path, handler := range cfg.Handlers {
 		mux.Handle("GET "+path, cfg.Guard.protect(handler))

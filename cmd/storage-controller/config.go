@@ -37,7 +37,7 @@ func newConfigCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := c.Validate(); err != nil {
+			if err := c.Enabled().Validate(); err != nil {
 				return &app.UsageError{Err: err}
 			}
 			return nil
@@ -48,7 +48,7 @@ func newConfigCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := app.All.Read(cmd.Flags(), buildVersion())
 			if err == nil {
-				err = c.Validate()
+				err = c.Enabled().Validate()
 			}
 			if err != nil {
 				return &app.UsageError{Err: err}

@@ -41,6 +41,9 @@ func newRoleCommand(use, name, short string, roles app.Selection) *cobra.Command
 				if print, _ := cmd.Flags().GetBool("print-config"); print {
 					return printConfig(ctx, c, cmd.OutOrStdout())
 				}
+				for _, name := range app.All.Schema().UnknownVariables(os.Environ()) {
+					klog.FromContext(ctx).Info("Environment variable is no setting. Check its name", "variable", name)
+				}
 				return c.Run(ctx)
 			})
 		},

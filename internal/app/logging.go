@@ -124,6 +124,9 @@ func (l *Logs) set(cfg settings.Logging) error {
 func validateLogging(cfg settings.Logging) error {
 	_, _, _, format := logFormat(cfg)
 	_, modules := parseVModule(cfg.VModule)
+	if cfg.Verbosity < 0 {
+		format = errors.Join(format, fmt.Errorf("--v: must not be negative, got %d", cfg.Verbosity))
+	}
 	return errors.Join(format, modules)
 }
 
@@ -174,14 +177,14 @@ type module struct {
 
 // parseVModule parses --vmodule.
 func parseVModule(value string) ([]module, error) {
-	if value == "" {
-		return nil, nil
-	}
 	var modules []module
 	for item := range strings.SplitSeq(value, ",") {
+		if item == "" {
+			continue
+		}
 		pattern, level, ok := strings.Cut(item, "=")
 		n, err := strconv.Atoi(level)
-		if _, bad := filepath.Match(pattern, ""); !ok || err != nil || bad != nil || pattern == "" {
+		if _, bad := filepath.Match(pattern, ""); !ok || err != nil || n < 0 || bad != nil || pattern == "" {
 			return nil, fmt.Errorf("--vmodule: must be a list of pattern=N, got %q", item)
 		}
 		modules = append(modules, module{pattern, n})

@@ -138,7 +138,7 @@ func TestLogging(t *testing.T) {
 		"verbose":                  {"v=xx", nil, []string{"debug", "one", "two", "from klog at two"}},
 		"verbose for one file":     {"vmodule=logging_test=1", nil, []string{"one", "!two\n"}},
 		"verbose for another file": {"vmodule=other=5", nil, []string{"zero", "!one"}},
-		"a file pattern":           {"vmodule=logg*=2", nil, []string{"two"}},
+		"a file pattern":           {"vmodule=logg*=2,", nil, []string{"two"}},
 		"less verbose at runtime":  {"v=x", nil, []string{"one", "!one with more", "!from klog with more", "two with vmodule"}},
 		"more verbose at runtime":  {"more", nil, []string{"!two,", "one with more", "from klog with more", "two with vmodule"}},
 		"two streams":              {"split", []string{"zero", "from klog", "!broken"}, []string{"broken", "!zero"}},

@@ -55,19 +55,22 @@ func (r *reloader) check(ctx context.Context) {
 		r.failure = err.Error()
 		return
 	}
-	r.failure = ""
 	if r.content != nil && bytes.Equal(content, r.content) {
+		r.failure = ""
 		return
 	}
-	r.content = content
 	next := r.cfg
 	if next.Settings, err = r.cfg.reread(); err == nil {
 		err = next.Validate()
 	}
-	if err != nil {
-		log.Error(err, "Configuration file is invalid, keeping the settings")
+	if err != nil { // perhaps because of another file that it names
+		if r.failure != err.Error() {
+			log.Error(err, "Configuration file is invalid, keeping the settings")
+		}
+		r.failure = err.Error()
 		return
 	}
+	r.content, r.failure = content, ""
 	for i, v := range next.Values { // in the order of the flags, which are the same
 		if v.Value != r.cfg.Values[i].Value {
 			r.apply(klog.NewContext(ctx, log), next, v)

@@ -4,8 +4,11 @@
 package settings
 
 import (
+	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -13,6 +16,7 @@ import (
 
 	"github.com/go-viper/mapstructure/v2"
 	"github.com/spf13/pflag"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 )
 
@@ -43,7 +47,10 @@ func (s Schema) Keys() []string {
 
 // ConfigFile returns the path of the configuration file, "" for none.
 func ConfigFile(fs *pflag.FlagSet) string {
-	if f := fs.Lookup("config"); f != nil && f.Changed {
+	switch f := fs.Lookup("config"); {
+	case f == nil:
+		return ""
+	case f.Changed:
 		return f.Value.String()
 	}
 	return os.Getenv(envName("config"))
@@ -61,7 +68,10 @@ func readConfigFile(fs *pflag.FlagSet, schema Schema) (map[string]any, error) {
 		return nil, fmt.Errorf("reading the configuration: %w", err)
 	}
 	var file map[string]any
-	if err := yaml.UnmarshalStrict(data, &file); err != nil {
+	if err = oneDocument(data); err == nil {
+		err = yaml.UnmarshalStrict(data, &file) // of the first document
+	}
+	if err != nil {
 		return nil, fmt.Errorf("reading the configuration %s: %w", path, err)
 	}
 	if err := checkConfig(file, schema); err != nil {
@@ -70,6 +80,27 @@ func readConfigFile(fs *pflag.FlagSet, schema Schema) (map[string]any, error) {
 	joinMaps(file)
 	moveIntoSections(file, schema.Sections)
 	return file, nil
+}
+
+// oneDocument returns an error if data has several YAML documents.
+func oneDocument(data []byte) error {
+	documents := 0
+	for reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data))); ; {
+		document, err := reader.Read()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		var content any
+		if err := yaml.Unmarshal(document, &content); err != nil || content != nil {
+			documents++
+		}
+		if documents > 1 {
+			return errors.New("it has several documents, separated by ---. Merge them")
+		}
+	}
 }
 
 // checkConfig returns an error for each unknown key of file, and for a wrong header.

@@ -180,6 +180,7 @@ func TestSettings(t *testing.T) {
 		"number that is empty":              {"node-cleanup-max-fraction: ''", `must be a number, got ""`},
 		"text that YAML reads as a boolean": {"node-cleanup: off", "must be text in quotes, got false"},
 		"not YAML":                          {"{", "configuration"},
+		"two documents":                     {"timeout: 30s\n---\nleader-election: true", "it has several documents"},
 		"version is no option of a file":    {"version: true", `unknown key "version"`},
 		"a key that only the flags may set": {"config: x", `unknown key "config"`},
 	} {
