@@ -6,7 +6,6 @@ package snapshotter
 //lint:file-ignore ST1005 the texts of csi-snapshotter are capitalized
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -141,11 +140,11 @@ func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
 	exists = exists && newest.GetUID() == obj.GetUID()
 	switch {
 	case err == nil && (!exists || step.change.AppliedTo(stored)):
-		if text := cmp.Or(step.change.SetAnnotations[AnnRequest], step.change.InitAnnotations[AnnRequest]); text != "" {
-			l.memories.update(obj.GetUID(), func(m *memory) { m.record = text })
+		if step.again {
+			l.memories.update(obj.GetUID(), func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
 		}
 		return nil
-	case step.again && l.outdated(obj, err):
+	case l.outdated(obj, err):
 		return nil // decide again
 	case err == nil:
 		err = errors.New("the API server has not stored it. Check the admission policies and webhooks for this resource")

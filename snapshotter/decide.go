@@ -5,6 +5,7 @@ package snapshotter
 
 import (
 	"fmt"
+	"maps"
 	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
@@ -272,6 +273,10 @@ func (s state) confirmed(next step) step {
 
 // recordRequest adds the record of r to change, which replaces a malformed record.
 func recordRequest(c *content, change *kube.MetadataPatch, r *createRequest) {
+	if change.Tests == nil {
+		change.Tests = map[string]any{}
+	}
+	maps.Copy(change.Tests, recordTest(c)) // another leader may have recorded another request
 	if _, malformed := c.recordedRequest(); malformed != nil {
 		change.SetAnnotations = map[string]string{AnnRequest: r.encode()}
 		return

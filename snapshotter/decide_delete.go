@@ -52,7 +52,7 @@ func readClassStep() step {
 	return step{action: doReadClass, reason: "NotCached", report: doReportDeletion}
 }
 
-// recorded reports whether this term has recorded the request.
+// recorded reports whether this term has recorded the request for a repetition.
 func (s state) recorded() bool {
 	return s.content.has(AnnRequest) && s.content.meta.Annotations[AnnRequest] == s.memory.record
 }
@@ -131,7 +131,7 @@ func (c *content) decideDeleted() step {
 	switch {
 	case !c.foreignFinalizer() || len(change) == 0:
 		return step{action: doRemoveFinalizer, reason: "SnapshotDeleted", change: kube.MetadataPatch{Tests: recordTest(c)}}
-	case c.has(c.creating): // without a handle in the status, the next process would repeat CreateSnapshot
+	case c.has(c.creating) && c.known().handle != "": // after the status is cleared, the next process would repeat CreateSnapshot
 		return step{action: doEndCreation, reason: "SnapshotDeleted"}
 	}
 	return step{action: doClearStatus, reason: "SnapshotDeleted", status: change}

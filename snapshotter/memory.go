@@ -29,7 +29,7 @@ type memory struct {
 	confirmed bool
 	// request is the last request, in case another writer has removed its record.
 	request *createRequest
-	// record is the value of [AnnRequest] that this process has written in this term.
+	// record is the value of [AnnRequest] that this process has written for a repetition in this term.
 	record string
 	// answer is a response that is not written to the status yet.
 	answer *answer

@@ -29,7 +29,7 @@ type patchOp struct {
 
 // patch returns the JSON patch that applies s to c. The API server ignores the UID of a merge patch of a
 // custom resource's status, so that it has to be tested. The patch fails if it would revert a status that
-// is ready: c may be outdated.
+// is ready, or the list of its snapshots: c may be outdated.
 func (s statusChange) patch(c *content) ([]byte, error) {
 	ops := []patchOp{{"test", "/metadata/uid", c.uid()}}
 	if c.status == nil {
@@ -37,10 +37,10 @@ func (s statusChange) patch(c *content) ([]byte, error) {
 		maps.DeleteFunc(whole, func(_ string, v any) bool { return v == nil })
 		return json.Marshal(append(ops, patchOp{"test", "/status", nil}, patchOp{"add", "/status", whole}))
 	}
-	if s["readyToUse"] == false {
+	if _, list := s["volumeSnapshotInfoList"]; list || s["readyToUse"] == false {
 		var ready any
 		if c.status.hasReady {
-			ready = false
+			ready = c.status.ready && s["readyToUse"] != false
 		}
 		ops = append(ops, patchOp{"test", "/status/readyToUse", ready})
 	}
