@@ -88,8 +88,13 @@ func (d driver) decideAttach(s attachmentState) step {
 		return fail(err)
 	}
 	if pv := s.volume; pv != nil {
-		if pv.DeletionTimestamp != nil {
+		recorded := s.attachment.Annotations[annVolumeHandle]
+		switch {
+		case pv.DeletionTimestamp != nil:
 			return fail(fmt.Errorf("PersistentVolume %q is marked for deletion", pv.Name))
+		case recorded != "" && recorded != src.handle && !src.migrated && slices.Contains(s.attachment.Finalizers, d.finalizer):
+			return fail(fmt.Errorf("PersistentVolume %q was replaced: it has volume %q, but volume %q may be published for this "+
+				"VolumeAttachment. Delete the VolumeAttachment", pv.Name, src.handle, recorded))
 		}
 		if !slices.Contains(pv.Finalizers, d.finalizer) {
 			return step{action: doAddVolumeFinalizer, reason: "VolumeWithoutFinalizer", source: src}

@@ -102,6 +102,11 @@ func TestDecide(t *testing.T) {
 			va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), want: doAddFinalizer,
 			reason: "WithoutFinalizer", nodeID: "id-2",
 		},
+		"protected, volume replaced": {
+			va: testAttachment(protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = "vol-2" }),
+			node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach",
+			err: `PersistentVolume "pv1" was replaced: it has volume "vol-2", but volume "vol-1" may be published`,
+		},
 		"a finalizer without notes": {
 			va: testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }), pv: testVolume(),
 			node: testNode("id-1"), want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-1",

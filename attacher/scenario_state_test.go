@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -425,6 +426,30 @@ func attacherScenarioState(t *testing.T) {
 		if !volume.Load() || !attachment.Load() {
 			t.Error("no write came between")
 		}
+	})
+	t.Run("050_status_without_response", func(t *testing.T) { // the volume of a running pod is not detached, even without the finalizer
+		f := scenario(t, csitest.Config{}, nil)
+		var lost atomic.Bool
+		f.through(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if f.patches(r, "va1/status") && lost.CompareAndSwap(false, true) {
+				pass.ServeHTTP(httptest.NewRecorder(), r)
+				panic(http.ErrAbortHandler)
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.node("id-1")
+		f.volume(nil)
+		f.attach("va1", nil)
+		f.until("is attached", isAttached)
+		f.settles()
+		_, err := f.Client.StorageV1().VolumeAttachments().Patch(
+			t.Context(), f.Unique("va1"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
+		)
+		f.Must(err)
+		f.detach("va1")
+		f.until("is deleted", isDeleted)
+		f.settles()
+		f.Calls(unpublish, 0)
 	})
 	t.Run("050_crash_before_the_status", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
