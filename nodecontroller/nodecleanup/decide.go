@@ -28,8 +28,11 @@ func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
 	}
 	switch h.state {
 	case unclear: // the host may exist
-		if !h.record.Since.IsZero() {
+		switch {
+		case !h.record.Since.IsZero():
 			h.record = h.record.interrupted()
+		case !h.recorded && h.last.optedOut && len(h.nodes) == 0 && len(h.volumes) > 0: // the opt-out must outlive the process
+			return LostNode{Value: h.value, Node: h.last.name, UID: h.last.uid, OptedOut: true}, true
 		}
 		return h.record, h.recorded
 	case deleting:

@@ -101,6 +101,8 @@ func (r Resource) releasePatch(obj *unstructured.Unstructured) ([]byte, error) {
 func (v volume) keepsResource() string {
 	switch {
 	case v.pv == nil:
+	case v.pv.Spec.ClaimRef == nil || v.pv.Spec.ClaimRef.UID == "":
+		return "volume " + v.pv.Name + " is not bound"
 	case v.pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
 		return "the reclaim policy of volume " + v.pv.Name + " is " + string(v.pv.Spec.PersistentVolumeReclaimPolicy)
 	case v.refusal != "":

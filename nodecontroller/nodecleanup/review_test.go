@@ -38,8 +38,13 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 		last    lastSeen
 		nodes   []*corev1.Node
 		drained bool
+		new     bool // without a record, with a volume
 		want    LostNode
 	}{
+		"a_CSINode_is_left_of_a_Node_that_had_opted_out": {
+			state: unclear, new: true, last: lastSeen{name: "n", uid: "u", optedOut: true, at: minute},
+			want: LostNode{Node: "n", UID: "u", OptedOut: true},
+		},
 		"drained_while_it_was_being_deleted": {
 			state: missing, record: LostNode{UID: "u", Cordoned: true}, last: lastSeen{name: "n", uid: "u", at: minute}, drained: true,
 			want: LostNode{UID: "u", Cordoned: true, Planned: true, Since: now},
@@ -79,11 +84,21 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.record.Value, tc.want.Value = "n", "n"
-			h := host{value: "n", state: tc.state, record: tc.record, recorded: true, last: tc.last, nodes: tc.nodes, drained: tc.drained}
+			h := host{value: "n", state: tc.state, record: tc.record, recorded: !tc.new, last: tc.last, nodes: tc.nodes, drained: tc.drained}
+			if tc.new {
+				h.volumes = make([]volume, 1)
+			}
 			if got, wanted := p.recordOf(h, cluster{now: now}); !wanted || got != tc.want {
 				t.Errorf("the record is %+v (%v), want %+v", got, wanted, tc.want)
 			}
 		})
+	}
+}
+
+func TestUnboundVolumeKeepsItsResource(t *testing.T) {
+	pv := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete}}
+	if why := (volume{pv: pv}).keepsResource(); !strings.Contains(why, "is not bound") {
+		t.Errorf("it is kept because %q", why)
 	}
 }
 
