@@ -175,7 +175,8 @@ func (a *applier) readSecrets(ctx context.Context, o operation, r *reads) (trans
 }
 
 // protect records the request on the claim. An operation whose outcome is unknown continues
-// if that fails: the result of the call ends it, too.
+// if that fails: the result of the call ends it, too. That of an earlier process waits, because late writes of that process
+// could remove its record during the call, unless the API server refuses the new one.
 func (a *applier) protect(ctx context.Context, s claimState) (transition, error) {
 	change, err := s.op.protection(a.c.driver.name, s.claim)
 	if err == nil {
@@ -192,7 +193,7 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 	if !apierrors.IsInvalid(err) || !a.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
 		a.c.claimFailed(s.claim, failedEvent(s.op.plan.ClassName, err))
 	}
-	if !s.op.called {
+	if !s.op.called || s.op.inherited && !kube.IsRefused(err) {
 		return transition{}, err
 	}
 	klog.FromContext(ctx).Error(err, "Adding the finalizer to the PVC failed", "stage", s.op.stage)

@@ -207,8 +207,11 @@ func (l *claimLoop) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	}
 	listedAgain := old.ResourceVersion == claim.ResourceVersion
 	if (listedAgain || onlyOwnChanges(old, claim)) && !l.mustResume(keyOf(claim)) {
-		if selectedNode(claim) != "" && kube.ClaimHandledBy(l.c.driver.name, claim) {
-			l.queue.Resync(keyOf(claim)) // the node may have been removed and selected again while the watch was interrupted
+		// The node may have been removed and selected again while the watch was interrupted. Instances on nodes leave a claim to the
+		// one that has recorded it.
+		ended := l.c.cfg.NodeDeployment && isProtected(old) && !isProtected(claim)
+		if (selectedNode(claim) != "" || ended) && kube.ClaimHandledBy(l.c.driver.name, claim) {
+			l.queue.Resync(keyOf(claim))
 		}
 		return
 	}

@@ -126,6 +126,8 @@ func (d decision) decideProtected(hasVolume bool) step {
 			fmt.Errorf("the request was sent to driver %q", driver), "Run that driver")}
 	case hasVolume || d.op.finalResult && d.op.recordedOn(d.claim):
 		return step{action: doUnprotect, reason: "FinalResult"}
+	case d.failure != nil:
+		return d.backOff()
 	}
 	return d.decideResume()
 }

@@ -452,6 +452,10 @@ func TestDecide(t *testing.T) {
 			claim: testClaim(recorded), op: testOperation(requested, func(o *operation) { ofEarlier(o); o.recordFailed = true }),
 			want: doCreateVolume, reason: "Indeterminate",
 		},
+		"final error in this sync, the record is that of an earlier process": {
+			claim: testClaim(recorded), class: testClass(nil), op: operation{finalResult: true, recordID: "process-1-2"},
+			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull,
+		},
 		"final error in this sync": {
 			claim: testClaim(nil), class: testClass(nil), op: operation{finalResult: true},
 			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull,

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -131,6 +132,10 @@ func (o operation) protection(driver string, claim *corev1.PersistentVolumeClaim
 		return kube.MetadataPatch{}, fmt.Errorf("the record of the request has %d bytes, too many for an annotation", len(data))
 	}
 	tests := sameRecord(claim)
+	tests[kube.AnnotationPath(storagehelpers.AnnSelectedNode)] = nil // after a rescheduling, the request is another one
+	if node, selected := claim.Annotations[storagehelpers.AnnSelectedNode]; selected {
+		tests[kube.AnnotationPath(storagehelpers.AnnSelectedNode)] = node
+	}
 	tests["/metadata/finalizers"] = nil
 	if len(claim.Finalizers) > 0 {
 		tests["/metadata/finalizers"] = claim.Finalizers
@@ -227,12 +232,13 @@ func (d driver) resume(
 	if refs != nil {
 		o.source = refs.source
 	}
+	o.inherited = true
 	if record == nil { // the best that is known is what would be requested now
 		node := selectedNode(claim)
 		o.request, o.plan, err = d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
 		return o, err
 	}
-	o.recordID, o.inherited = record.ID, true
+	o.recordID = record.ID
 	resuming.Lock()
 	defer resuming.Unlock()
 	var topology *csi.TopologyRequirement

@@ -23,6 +23,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
@@ -225,6 +226,21 @@ func provisionerScenarioNode(t *testing.T) {
 		for _, n := range []*fixture{n1, n2} { // and once more for the user who looks why the claim stays
 			n.event("ProvisioningFailed", "Run the provisioner without --node-deployment")
 		}
+	})
+	t.Run("record_removed_by_a_user", func(t *testing.T) {
+		n1, n2 := nodeScenario(t, 0, 0, nil)
+		n1.makeClass(nil)
+		claim := n1.claim(func(c *corev1.PersistentVolumeClaim) {
+			c.Finalizers = []string{kube.ProvisioningFinalizer}
+			c.Annotations[kube.AnnProvisioningRequest] = fmt.Sprintf(`{"driver":%q,"request":"x"}`, n1.Driver)
+		})
+		for _, n := range []*fixture{n1, n2} {
+			n.event("ProvisioningFailed", "Run the provisioner without --node-deployment")
+		}
+		_, err := n1.Client.CoreV1().PersistentVolumeClaims(n1.Namespace).Patch(t.Context(), claim.Name, types.MergePatchType,
+			fmt.Appendf(nil, `{"metadata":{"finalizers":null,"annotations":{%q:null}}}`, kube.AnnProvisioningRequest), metav1.PatchOptions{})
+		n1.Must(err)
+		n1.saved(claim)
 	})
 	t.Run("118_no_room", func(t *testing.T) {
 		n1, n2 := nodeScenario(t, 1<<20, 0, nil)

@@ -88,6 +88,7 @@ func TestOutcome(t *testing.T) {
 		})
 	}
 	t.Run("record_of_an_earlier_leader", recordOfEarlierLeader)
+	t.Run("record_again_before_the_call", recordAgain)
 	t.Run("secret_that_cannot_be_reread_is_logged", rereadFails)
 	for name, deleted := range map[string]bool{"claim_deleted": true, "recorded_on_the_claim": false} {
 		t.Run("exit_while_indeterminate_"+name, func(t *testing.T) {
@@ -273,6 +274,30 @@ func lastSave(t *testing.T) {
 	}
 }
 
+// recordAgain: a new leader repeats the call of an earlier one only after it has recorded the request again.
+func recordAgain(t *testing.T) {
+	f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = ProtectionAlways })
+	f.Plugin.Next(create, csitest.DoAndHang())
+	f.makeClass(nil)
+	f.claim(nil)
+	f.Wait(create, 1)
+	var writes atomic.Int32
+	f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/persistentvolumeclaims/") && writes.Add(1) < 3 {
+			if n := f.Plugin.Count(create); n != 1 {
+				t.Errorf("%d calls before the record", n)
+			}
+			http.Error(w, "no", http.StatusInternalServerError)
+			return
+		}
+		pass.ServeHTTP(w, r)
+	})
+	f.Wait(create, 2)
+	if n := writes.Load(); n < 3 {
+		t.Errorf("called after %d writes", n)
+	}
+}
+
 // recordOfEarlierLeader: with a cache that does not show the record of an earlier leader yet, that record is neither
 // replaced nor removed.
 func recordOfEarlierLeader(t *testing.T) {
@@ -305,6 +330,12 @@ func recordOfEarlierLeader(t *testing.T) {
 				t.Errorf("%s, another request %q: %q, %v", name, id, second.name, err)
 			}
 		}
+	}
+	rescheduled := created.DeepCopy() // since then, a scheduler has selected a node
+	rescheduled.Annotations[storagehelpers.AnnSelectedNode] = "node-1"
+	if change, err := request(rescheduled, "third").op.protection(f.Driver, rescheduled); err != nil || change.AppliedTo(created) ||
+		change.Tests[kube.AnnotationPath(storagehelpers.AnnSelectedNode)] != "node-1" {
+		t.Errorf("a record for another node: %v, %v", change, err)
 	}
 	outdated := left.DeepCopy()
 	outdated.Annotations[kube.AnnProvisioningRequest], outdated.ResourceVersion = "{}", created.ResourceVersion

@@ -84,9 +84,9 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.record.Value, tc.want.Value = "n", "n"
-			h := host{value: "n", state: tc.state, record: tc.record, recorded: !tc.new, last: tc.last, nodes: tc.nodes, drained: tc.drained}
+			h := host{value: "n", state: tc.state, record: tc.record, recorded: true, last: tc.last, nodes: tc.nodes, drained: tc.drained}
 			if tc.new {
-				h.volumes = make([]volume, 1)
+				h.recorded, h.volumes = false, make([]volume, 1)
 			}
 			if got, wanted := p.recordOf(h, cluster{now: now}); !wanted || got != tc.want {
 				t.Errorf("the record is %+v (%v), want %+v", got, wanted, tc.want)
