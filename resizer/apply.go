@@ -37,6 +37,8 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool
 		return false, until, a.failed(ctx, s, step, final, step.err)
 	case doReadClaim:
 		return false, until, a.readClaim(ctx, s.claim)
+	case doReadVolume:
+		return false, until, a.readVolume(ctx, s.volume)
 	case doReadSecret, doReadClass:
 		if err := a.read(ctx, step); err != nil {
 			return false, until, a.failed(ctx, s, step, final, err)

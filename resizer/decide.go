@@ -52,6 +52,7 @@ const (
 	doWaitUnused           // for the end of the use of the volume
 	doFail                 // send the event of an error and back off
 	doReadClaim            // read the claim from the API server
+	doReadVolume           // read the PersistentVolume from the API server
 	doReadSecret           // read the secret of the call
 	doReadClass            // read a VolumeAttributesClass
 	doWatchUsers           // watch what may use the volume
@@ -72,7 +73,8 @@ const (
 // String returns the value of "action" in logs and the name of the step in traces.
 func (a action) String() string {
 	return [...]string{
-		"nothing", "wait", "wait until unused", "fail", "read claim", "read secret", "read class", "watch users", "schedule retry",
+		"nothing", "wait", "wait until unused", "fail", "read claim", "read volume", "read secret", "read class", "watch users",
+		"schedule retry",
 		"write intent", "expand", "modify", "save volume", "save claim", "save error", "discard response", "remove record",
 		"write pending", "abandon", "cancel",
 	}[a]

@@ -105,6 +105,9 @@ func (d driver) decideExpand(s claimState) step {
 			"Request less", s.claim.Namespace, s.claim.Name, &size, int64(math.MaxInt64))
 		return step{action: doFail, reason: "CannotExpand", err: err}
 	}
+	if d.stepsBack(s.claim, size) && !s.volumeRead {
+		return step{action: doReadVolume, reason: "Unconfirmed"}
+	}
 	t := target{size: size, key: bytesOf(size)}
 	if wait, ok := d.decideExpandWait(s, t); ok {
 		return wait
@@ -159,6 +162,21 @@ func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason st
 		return allocated, ""
 	}
 	return size, stageUnknown
+}
+
+// stepsBack reports whether a request of size follows only from a PersistentVolume without the size that an earlier leader has
+// written: the cache may be stale.
+func (d driver) stepsBack(claim *corev1.PersistentVolumeClaim, size resource.Quantity) bool {
+	switch resizeStatus(claim) {
+	case nodeInProgress:
+		return true
+	case nodePending: // on the node only, the claim is written first
+		return d.expansion == expandsController
+	case controllerInProgress, controllerInfeasible:
+		allocated, ok := allocatedSize(claim)
+		return ok && size.Cmp(allocated) < 0
+	}
+	return false
 }
 
 // decideExpandWait returns the step that delays the expansion to t, or false.

@@ -39,7 +39,7 @@ func testState(changes ...func(*claimState)) claimState {
 			VolumeHandle: "vol-1"}},
 		ClaimRef: &corev1.ObjectReference{Namespace: "ns", Name: "c1", UID: "u"},
 	}}
-	s := claimState{claim: claim, volume: pv, confirmed: true, classesServed: true, now: now}
+	s := claimState{claim: claim, volume: pv, confirmed: true, classesServed: true, now: now, reads: reads{volumeRead: true}}
 	for _, change := range changes {
 		change(&s)
 	}
@@ -161,6 +161,8 @@ func stub(s *claimState) { s.stub = true }
 
 func unconfirmed(s *claimState) { s.confirmed = false }
 
+func volumeUnread(s *claimState) { s.volumeRead = false }
+
 func recorded(s *claimState) { s.volume.Annotations = map[string]string{annPreResize: "1Gi"} }
 
 // TestResizerScenarioUnusualStates has the parts of the contract that a real API server does not permit.
@@ -223,6 +225,10 @@ func TestDecideExpand(t *testing.T) {
 		"infeasible, too early":   {state: []func(*claimState){infeasible2Gi, slow(time.Second)}, want: doWait},
 		"infeasible, again":       {state: []func(*claimState){infeasible2Gi, slow(0)}, want: doIntend},
 		"infeasible, lowered":     {state: []func(*claimState){sizes("2Gi", "1Gi", "9Gi", controllerInfeasible, "1Gi")}, want: doIntend},
+		"infeasible, lowered, volume of the cache": {state: []func(*claimState){
+			sizes("2Gi", "1Gi", "9Gi", controllerInfeasible, "1Gi"), volumeUnread}, want: doReadVolume},
+		"on the node, volume of the cache": {state: []func(*claimState){
+			sizes("5Gi", "1Gi", "5Gi", nodeInProgress, "1Gi"), volumeUnread}, want: doReadVolume},
 		"in use, unknown": {driver: func(d *driver) { d.inUse = inUseAlways }, state: []func(*claimState){inUse(usageUnknown, false)},
 			want: doWatchUsers},
 		"in use": {driver: func(d *driver) { d.inUse = inUseAlways }, state: []func(*claimState){inUse(usageInUse, false)},

@@ -60,6 +60,7 @@ type claimState struct {
 // reads holds what earlier steps of the same sync read from the API server.
 type reads struct {
 	live       *corev1.PersistentVolumeClaim // nil: not read
+	volumeRead bool
 	secretRead bool
 	secrets    map[string]string
 	classes    classes

@@ -60,8 +60,13 @@ func (a *attempt) writeVolume(ctx context.Context, s claimState, step step) (wri
 	changed := s.volume.DeepCopy()
 	step.volume(changed)
 	patch, err := patchOf(&s.volume.ObjectMeta, &changed.ObjectMeta, s.volume, changed)
-	if err != nil || patch == nil {
-		return err == nil, err
+	switch {
+	case err != nil:
+		return false, err
+	case patch == nil && a.reads.volumeRead:
+		return true, nil
+	case patch == nil: // only the API server knows that nothing is to be written: the cache may be stale
+		return false, a.readVolume(ctx, s.volume)
 	}
 	volumes := a.t.c.deps.Client.CoreV1().PersistentVolumes()
 	stored, err := volumes.Patch(ctx, s.volume.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
@@ -72,10 +77,16 @@ func (a *attempt) writeVolume(ctx context.Context, s claimState, step step) (wri
 	if retry, err := a.retry(s, step, err); !retry {
 		return false, err
 	}
-	if _, _, err := a.t.volumes.Refetch(ctx, volumes, s.volume); err != nil {
-		return false, fmt.Errorf("reading PersistentVolume %q: %w", s.volume.Name, err)
+	return false, a.readVolume(ctx, s.volume)
+}
+
+// readVolume reads pv from the API server: the cache may be stale.
+func (a *attempt) readVolume(ctx context.Context, pv *corev1.PersistentVolume) error {
+	if _, _, err := a.t.volumes.Refetch(ctx, a.t.c.deps.Client.CoreV1().PersistentVolumes(), pv); err != nil {
+		return fmt.Errorf("reading PersistentVolume %q: %w", pv.Name, err)
 	}
-	return false, nil
+	a.reads.volumeRead = true
+	return nil
 }
 
 // retry reports whether a write that failed with err must be decided about again with the current object:
