@@ -440,8 +440,13 @@ func attacherScenarioState(t *testing.T) {
 		f.node("id-1")
 		f.volume(nil)
 		f.attach("va1", nil)
-		f.until("is attached", isAttached)
-		f.settles()
+		va := f.until("is attached", isAttached)
+		kubetest.Eventually(t, "the publication has ended", func(context.Context) error {
+			if f.c.term.Load().publications.of(va.UID) != nil {
+				return errors.New("it has not")
+			}
+			return nil
+		})
 		_, err := f.Client.StorageV1().VolumeAttachments().Patch(
 			t.Context(), f.Unique("va1"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
 		)
