@@ -92,6 +92,8 @@ func (d driver) decideAttach(s attachmentState) step {
 		switch {
 		case pv.DeletionTimestamp != nil:
 			return fail(fmt.Errorf("PersistentVolume %q is marked for deletion", pv.Name))
+		case recorded != "" && recorded != src.handle && s.volumeUnconfirmed:
+			return step{action: doReadVolume, reason: "VolumeUnconfirmed"}
 		case recorded != "" && recorded != src.handle && !src.migrated && slices.Contains(s.attachment.Finalizers, d.finalizer):
 			return fail(fmt.Errorf("PersistentVolume %q was replaced: it has volume %q, but volume %q may be published for this "+
 				"VolumeAttachment. Delete the VolumeAttachment", pv.Name, src.handle, recorded))

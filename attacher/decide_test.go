@@ -451,6 +451,10 @@ func TestDecideAsksBeforeTheFirstCall(t *testing.T) {
 	if got := testDriver(nil).decide(s); got.action != doReadVolume {
 		t.Errorf("%v because %s", got.action, got.reason)
 	}
+	s.volume = testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = "of-the-replaced" })
+	if got := testDriver(nil).decide(s); got.action != doReadVolume {
+		t.Errorf("another volume in the cache: %v because %s", got.action, got.reason)
+	}
 	// A state that leads to a write needs no live read.
 	s = attachmentState{
 		attachment: testAttachment(),

@@ -179,12 +179,18 @@ func (a *applier) readSecrets(ctx context.Context, o operation, r *reads) (trans
 // could remove its record during the call, unless the API server refuses the new one.
 func (a *applier) protect(ctx context.Context, s claimState) (transition, error) {
 	change, err := s.op.protection(a.c.driver.name, s.claim)
+	wait := !s.op.called
 	if err == nil {
 		client := a.c.deps.Client
 		if s.op.called {
 			client = a.c.deps.UnthrottledClient
 		}
 		err = a.patchClaim(ctx, client, s.claim, change)
+		wait = wait || s.op.inherited && !kube.IsRefused(err)
+	}
+	newest, ok := a.claims.Get(kube.Key(s.claim))
+	if err == nil && s.op.called && ok && newest.UID == s.claim.UID && !change.AppliedTo(newest) {
+		return recordNotWritten(), nil // a webhook has removed it
 	}
 	if err == nil || a.outdated(s.claim, err) {
 		return transition{}, nil
@@ -193,7 +199,7 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 	if !apierrors.IsInvalid(err) || !a.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
 		a.c.claimFailed(s.claim, failedEvent(s.op.plan.ClassName, err))
 	}
-	if !s.op.called || s.op.inherited && !kube.IsRefused(err) {
+	if wait {
 		return transition{}, err
 	}
 	klog.FromContext(ctx).Error(err, "Adding the finalizer to the PVC failed", "stage", s.op.stage)

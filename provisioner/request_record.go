@@ -232,13 +232,12 @@ func (d driver) resume(
 	if refs != nil {
 		o.source = refs.source
 	}
-	o.inherited = true
 	if record == nil { // the best that is known is what would be requested now
 		node := selectedNode(claim)
 		o.request, o.plan, err = d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
 		return o, err
 	}
-	o.recordID = record.ID
+	o.recordID, o.inherited = record.ID, true
 	resuming.Lock()
 	defer resuming.Unlock()
 	var topology *csi.TopologyRequirement

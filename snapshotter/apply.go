@@ -52,6 +52,9 @@ func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *re
 		return l.writeAnswer(ctx, obj, s, step)
 	case doEndCreation:
 		_, err := l.patch(ctx, obj, kube.MetadataPatch{RemoveAnnotations: []string{c.creating}, Tests: recordTest(c)})
+		if l.outdated(obj, err) {
+			return nil // decide again
+		}
 		return err
 	case doDelete:
 		return l.delete(ctx, obj, s, step)
@@ -334,7 +337,8 @@ func (l *loop[T, C]) patchStatus(ctx context.Context, obj T, change statusChange
 	switch {
 	case apierrors.IsForbidden(err):
 		written, err = l.objects.UpdateInstead(ctx, l.status, obj, func(live T) T {
-			if change["readyToUse"] == false && l.content(live).known().ready {
+			_, list := change["volumeSnapshotInfoList"]
+			if (change["readyToUse"] == false || list && !c.known().ready) && l.content(live).known().ready {
 				return live
 			}
 			return applied(live, change)
