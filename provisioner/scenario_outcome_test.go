@@ -4,9 +4,12 @@
 package provisioner
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -89,6 +92,7 @@ func TestOutcome(t *testing.T) {
 	}
 	t.Run("record_of_an_earlier_leader", recordOfEarlierLeader)
 	t.Run("record_again_before_the_call", recordAgain)
+	t.Run("record_stripped_by_a_webhook", recordStripped)
 	t.Run("secret_that_cannot_be_reread_is_logged", rereadFails)
 	for name, deleted := range map[string]bool{"claim_deleted": true, "recorded_on_the_claim": false} {
 		t.Run("exit_while_indeterminate_"+name, func(t *testing.T) {
@@ -296,6 +300,36 @@ func recordAgain(t *testing.T) {
 	if n := writes.Load(); n < 3 {
 		t.Errorf("called after %d writes", n)
 	}
+}
+
+// recordStripped: a webhook that removes the record of a repeated call does not stop it.
+func recordStripped(t *testing.T) {
+	f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = ProtectionAlways })
+	f.Plugin.Next(create, csitest.DoAndHang())
+	f.makeClass(nil)
+	claim := f.claim(nil)
+	f.Wait(create, 1)
+	f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/persistentvolumeclaims/") {
+			var ops []map[string]any
+			if err := json.NewDecoder(r.Body).Decode(&ops); err != nil {
+				t.Error(err)
+			}
+			for _, op := range ops {
+				if op["op"] == "add" && op["path"] == kube.AnnotationPath(kube.AnnProvisioningRequest) {
+					op["op"] = "remove"
+				}
+			}
+			body, err := json.Marshal(ops)
+			if err != nil {
+				t.Error(err)
+			}
+			r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		}
+		pass.ServeHTTP(w, r)
+	})
+	f.Wait(create, 2)
+	f.saved(claim)
 }
 
 // recordOfEarlierLeader: with a cache that does not show the record of an earlier leader yet, that record is neither

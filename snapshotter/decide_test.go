@@ -552,6 +552,8 @@ func TestStatusPatch(t *testing.T) {
 			`{"op":"test","path":"/status/readyToUse","value":false},{"op":"add","path":"/status/readyToUse","value":false}]`},
 		"error of a snapshot that is ready": {&contentStatus{hasReady: true, ready: true}, statusChange{"readyToUse": false},
 			`{"op":"test","path":"/status/readyToUse","value":false},{"op":"add","path":"/status/readyToUse","value":false}]`},
+		"list of a group": {&contentStatus{hasReady: true}, statusChange{"volumeSnapshotInfoList": nil},
+			`{"op":"test","path":"/status/readyToUse","value":false},{"op":"remove","path":"/status/volumeSnapshotInfoList","value":null}]`},
 	} {
 		c := testState().content
 		c.status = test.status

@@ -29,20 +29,18 @@ type createRequest struct {
 }
 
 // encode returns the value of [AnnRequest].
-func (r createRequest) encode() string {
-	text, err := json.Marshal(r)
-	if err != nil {
-		panic(err) // strings have an encoding
-	}
-	return string(text)
-}
+func (r createRequest) encode() string { return encoded(r) }
 
 // encodeAgain returns a value of [AnnRequest] that differs from all others.
 func (r createRequest) encodeAgain() string {
-	text, err := json.Marshal(struct {
+	return encoded(struct {
 		createRequest
 		ID types.UID `json:"id"`
 	}{r, uuid.NewUUID()})
+}
+
+func encoded(record any) string {
+	text, err := json.Marshal(record)
 	if err != nil {
 		panic(err) // strings have an encoding
 	}

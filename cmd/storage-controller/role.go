@@ -42,7 +42,7 @@ func newRoleCommand(use, name, short string, roles app.Selection) *cobra.Command
 					return printConfig(ctx, c, cmd.OutOrStdout())
 				}
 				for _, name := range app.All.Schema().UnknownVariables(os.Environ()) {
-					klog.FromContext(ctx).Info("Environment variable is no setting. Check its name", "variable", name)
+					klog.FromContext(ctx).Info("No setting has the name of this environment variable. Correct it", "variable", name)
 				}
 				return c.Run(ctx)
 			})
