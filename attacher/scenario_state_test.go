@@ -126,11 +126,12 @@ func (f *fixture) nothingIsPublished() {
 	})
 }
 
-// deleteByForce deletes a VolumeAttachment and then removes its finalizers.
-func (f *fixture) deleteByForce(name string) {
+// deleteByForce deletes a VolumeAttachment, waits for calls of ControllerUnpublishVolume and then removes the finalizers.
+func (f *fixture) deleteByForce(name string, calls int) {
 	f.Helper()
 	vas := f.Client.StorageV1().VolumeAttachments()
 	f.Must(vas.Delete(f.Context(), name, metav1.DeleteOptions{}))
+	f.Wait(unpublish, calls)
 	_, err := vas.Patch(f.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 	f.Must(err)
 }
@@ -172,7 +173,7 @@ func attacherScenarioState(t *testing.T) {
 			f.volume(nil)
 			f.attach("va", nil)
 			f.Wait(publish, 1)
-			f.deleteByForce(f.Unique("va"))
+			f.deleteByForce(f.Unique("va"), 0)
 			close(gate)
 			f.Wait(unpublish, tt.calls)
 			f.nothingIsPublished()
@@ -185,7 +186,7 @@ func attacherScenarioState(t *testing.T) {
 			<-gate
 			return nil, status.Error(codes.DeadlineExceeded, "slow")
 		})
-		f.deleteByForce(f.attached().Name)
+		f.deleteByForce(f.attached().Name, 1)
 		close(gate)
 		f.Wait(unpublish, 2)
 		f.nothingIsPublished()
@@ -194,9 +195,9 @@ func attacherScenarioState(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.Plugin.Always(unpublish, csitest.Fail(codes.NotFound, "no such volume"))
 		va := f.attached()
-		f.deleteByForce(va.Name)
+		f.deleteByForce(va.Name, 1)
 		kubetest.Eventually(t, "the calls end", func(context.Context) error {
-			if len(f.Plugin.Calls(unpublish)) == 0 || f.c.term.Load().publications.of(va.UID) != nil {
+			if f.c.term.Load().publications.of(va.UID) != nil {
 				return errors.New("they go on")
 			}
 			return nil
@@ -210,7 +211,7 @@ func attacherScenarioState(t *testing.T) {
 			return do()
 		})
 		va := f.attached()
-		f.deleteByForce(va.Name)
+		f.deleteByForce(va.Name, 1)
 		f.attach("va1", nil)
 		f.until("waits for the call", attachError("a call for volume"))
 		f.Calls(publish, 1)
@@ -228,6 +229,14 @@ func attacherScenarioState(t *testing.T) {
 		s.attachment.UID = "deleted"
 		source, err := f.c.driver.currentSource(s)
 		f.Must(err)
+		kubetest.Eventually(t, "the call ends", func(context.Context) error {
+			done, err := term.publications.begin(va, step{source: source})
+			if err == nil {
+				term.publications.Delete(va.UID)
+				done()
+			}
+			return err
+		})
 		f.Must(term.publish(t.Context(), s, step{action: doPublish, source: source, nodeID: "id-1"}))
 		_, err = term.sync(t.Context(), keyOf(s.attachment))
 		f.Must(err)

@@ -99,7 +99,10 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 		})
 	}
 	t.Run("of_a_node_with_another_name", func(t *testing.T) {
-		f := scenario(t, parity)
+		f := scenario(t, func(f *fixture) {
+			parity(f)
+			f.cfg.NodeMissingGrace = togetherGrace // the node returns within it
+		})
 		resources := f.installLogicalVolumes()
 		f.nodeAs("old", "id", "id")
 		pv, pvc := f.bound("a", "id")
@@ -109,7 +112,7 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 		f.observed("a")
 		f.deleteNode("old")
 		f.nodeAs("renamed", "id", "id")
-		f.stays(3*shortGrace, pv, pvc)
+		f.stays(2*togetherGrace, pv, pvc)
 		resources.kept("lv")
 	})
 	t.Run("of_a_node_by_its_id", func(t *testing.T) {

@@ -4,12 +4,16 @@
 package e2e
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
 	"slices"
 	"strconv"
 	"testing"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 var heapAlloc = regexp.MustCompile(`(?m)^# HeapAlloc = (\d+)$`)
@@ -53,6 +57,12 @@ func TestIdleResizer(t *testing.T) {
 		name := fmt.Sprintf("last%d", len(heaps))
 		e.claim(name, class)
 		e.bound(name)
+		kubetest.Eventually(t, "the last watch starts", func(context.Context) error {
+			if _, ok := watches(e.audited(mark, "storage-controller/"))["volumeattributesclasses"]; !ok {
+				return errors.New("it has not started")
+			}
+			return nil
+		})
 		heaps[roles] = p.heap()
 		p.kill()
 		kinds[roles] = slices.Sorted(maps.Keys(watches(e.audited(mark, "storage-controller/"))))
