@@ -13,16 +13,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 )
 
-func serve(t *testing.T, cfg Config) (*Server, func(path string) (int, string)) {
+func serve(t *testing.T, cfg Config, collectors ...prometheus.Collector) (*Server, func(path string) (int, string)) {
 	t.Helper()
 	cfg.Address = "127.0.0.1:0"
 	if cfg.MetricsPath == "" {
 		cfg.MetricsPath = "/metrics"
 	}
-	s, err := NewServer(cfg, NewRegistry("v1"))
+	registry := NewRegistry("v1")
+	registry.MustRegister(collectors...)
+	s, err := NewServer(cfg, registry)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,6 +100,41 @@ func TestChecks(t *testing.T) {
 	want("/readyz/nothing", 404, "")
 	want("/livez", 500, "[-]leader-election-provisioner failed: connection lost")
 	want("/healthz/leader-election", 500, "internal server error: provisioner: connection lost")
+}
+
+// slow is a collector that takes until the channel is closed.
+type slow chan struct{}
+
+func (slow) Describe(chan<- *prometheus.Desc) {}
+
+func (c slow) Collect(chan<- prometheus.Metric) { <-c }
+
+// TestConcurrentScrapes: an eleventh scrape is refused, because each takes memory.
+func TestConcurrentScrapes(t *testing.T) {
+	gate := make(slow)
+	_, get := serve(t, Config{}, gate)
+	codes := make(chan int)
+	for range 11 {
+		go func() {
+			code, _ := get("/metrics")
+			codes <- code
+		}()
+	}
+	answers := 11
+	select {
+	case code := <-codes:
+		if answers--; code != http.StatusServiceUnavailable {
+			t.Errorf("the first answer has the status %d", code)
+		}
+	case <-time.After(time.Minute):
+		t.Error("no scrape is refused")
+	}
+	close(gate)
+	for range answers {
+		if code := <-codes; code != http.StatusOK {
+			t.Errorf("status %d", code)
+		}
+	}
 }
 
 func TestPathsNotServed(t *testing.T) {
