@@ -114,6 +114,11 @@ func (d driver) decideAttach(s attachmentState) step {
 	if err != nil {
 		return fail(err)
 	}
+	if s.volumeUnconfirmed {
+		// The cache may be stale: an earlier leader may have removed the finalizer because the PersistentVolume is being deleted. It
+		// is read before its handle is recorded.
+		return step{action: doReadVolume, reason: "VolumeUnconfirmed"}
+	}
 	change := detachAnnotations(src, nodeID)
 	change.AddFinalizers = []string{d.finalizer}
 	if !change.AppliedTo(s.attachment) {
@@ -122,10 +127,6 @@ func (d driver) decideAttach(s attachmentState) step {
 	}
 	if s.unconfirmed {
 		return step{action: doReadAttachment, reason: "Unconfirmed"}
-	}
-	if s.volumeUnconfirmed {
-		// The cache may be stale: an earlier leader may have removed the finalizer because the PersistentVolume is being deleted.
-		return step{action: doReadVolume, reason: "VolumeUnconfirmed"}
 	}
 	return step{action: doPublish, reason: "Requested", source: src, nodeID: nodeID}
 }

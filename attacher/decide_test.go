@@ -459,9 +459,13 @@ func TestDecideAsksBeforeTheFirstCall(t *testing.T) {
 	s = attachmentState{
 		attachment: testAttachment(),
 		volume:     testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{testDriver(nil).finalizer} }),
-		csiNode:    testNode("id-1"), unconfirmed: true, volumeUnconfirmed: true,
+		csiNode:    testNode("id-1"), unconfirmed: true,
 	}
 	if got := testDriver(nil).decide(s); got.action != doAddFinalizer {
 		t.Errorf("%v because %s", got.action, got.reason)
+	}
+	s.volumeUnconfirmed = true // the handle that is recorded must be that of the PersistentVolume
+	if got := testDriver(nil).decide(s); got.action != doReadVolume {
+		t.Errorf("before the handle is recorded: %v because %s", got.action, got.reason)
 	}
 }

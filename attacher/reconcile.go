@@ -218,7 +218,11 @@ func (d driver) currentSource(s attachmentState) (source, error) {
 	if s.attachment.DeletionTimestamp != nil { // a detach does not need the PersistentVolume
 		return d.detachSource(s)
 	}
-	return d.resolve(s.attachment, s.volume)
+	src, err := d.resolve(s.attachment, s.volume)
+	if err == nil && s.attachment.Status.Attached && !src.migrated { // the PersistentVolume may have been replaced since
+		return d.detachSource(s)
+	}
+	return src, err
 }
 
 // isPublished reports whether the driver listed the volume of an attachment as published to

@@ -195,6 +195,11 @@ func TestIsPublished(t *testing.T) {
 			va: testAttachment(protected, deleting), node: testNode("id-1"), reported: reportOf(entry("vol-1", "id-1")),
 			published: true, known: true,
 		},
+		"attached, PersistentVolume replaced": {
+			va: testAttachment(protected, attached), node: testNode("id-1"),
+			pv:       testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = "vol-2" }),
+			reported: reportOf(entry("vol-1", "id-1"), entry("vol-2")), published: true, known: true,
+		},
 		"volume gone, not noted": {va: testAttachment(), node: testNode("id-1"), err: `persistentvolume "pv1" not found`},
 		"volume of another driver": {
 			va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }),

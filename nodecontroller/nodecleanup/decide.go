@@ -31,7 +31,7 @@ func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
 		switch {
 		case !h.record.Since.IsZero():
 			h.record = h.record.interrupted()
-		case !h.recorded && h.last.optedOut && len(h.nodes) == 0 && len(h.volumes) > 0: // the opt-out must outlive the process
+		case !h.recorded && h.last.optedOut && len(h.nodes) == 0 && h.leaves(): // the opt-out must outlive the process
 			return LostNode{Value: h.value, Node: h.last.name, UID: h.last.uid, OptedOut: true}, true
 		}
 		return h.record, h.recorded

@@ -38,11 +38,15 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 		last    lastSeen
 		nodes   []*corev1.Node
 		drained bool
-		new     bool // without a record, with a volume
+		new     host // if it leaves anything: what is there without a record
 		want    LostNode
 	}{
 		"a_CSINode_is_left_of_a_Node_that_had_opted_out": {
-			state: unclear, new: true, last: lastSeen{name: "n", uid: "u", optedOut: true, at: minute},
+			state: unclear, new: host{volumes: make([]volume, 1)}, last: lastSeen{name: "n", uid: "u", optedOut: true, at: minute},
+			want: LostNode{Node: "n", UID: "u", OptedOut: true},
+		},
+		"and_a_custom_resource": {
+			state: unclear, new: host{resources: true}, last: lastSeen{name: "n", uid: "u", optedOut: true, at: minute},
 			want: LostNode{Node: "n", UID: "u", OptedOut: true},
 		},
 		"drained_while_it_was_being_deleted": {
@@ -85,8 +89,8 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tc.record.Value, tc.want.Value = "n", "n"
 			h := host{value: "n", state: tc.state, record: tc.record, recorded: true, last: tc.last, nodes: tc.nodes, drained: tc.drained}
-			if tc.new {
-				h.recorded, h.volumes = false, make([]volume, 1)
+			if tc.new.leaves() {
+				h.recorded, h.volumes, h.resources = false, tc.new.volumes, tc.new.resources
 			}
 			if got, wanted := p.recordOf(h, cluster{now: now}); !wanted || got != tc.want {
 				t.Errorf("the record is %+v (%v), want %+v", got, wanted, tc.want)
