@@ -186,14 +186,15 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 			client = a.c.deps.UnthrottledClient
 		}
 		err = a.patchClaim(ctx, client, s.claim, change)
-		wait = wait || s.op.inherited && !kube.IsRefused(err)
+		wait = wait || s.op.inherited && err != nil && !kube.IsRefused(err) && !apierrors.IsInvalid(err)
 	}
-	newest, ok := a.claims.Get(kube.Key(s.claim))
-	if err == nil && s.op.called && ok && newest.UID == s.claim.UID && !change.AppliedTo(newest) {
-		return recordNotWritten(), nil // a webhook has removed it
-	}
-	if err == nil || a.outdated(s.claim, err) {
+	newest, exists := a.claims.Get(kube.Key(s.claim))
+	exists = exists && newest.UID == s.claim.UID
+	switch {
+	case a.outdated(s.claim, err), err == nil && (!exists || change.AppliedTo(newest)):
 		return transition{}, nil
+	case err == nil:
+		err = kube.ErrNotStored
 	}
 	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
 	if !apierrors.IsInvalid(err) || !a.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
@@ -203,7 +204,10 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 		return transition{}, err
 	}
 	klog.FromContext(ctx).Error(err, "Adding the finalizer to the PVC failed", "stage", s.op.stage)
-	return recordNotWritten(), nil
+	if !exists {
+		newest = s.claim
+	}
+	return recordNotWritten(newest), nil
 }
 
 // outdated reports whether a write has failed because claim is outdated. The newest version is known then.

@@ -179,8 +179,14 @@ func outcomeUnknown() transition {
 	}}
 }
 
-func recordNotWritten() transition {
-	return transition{name: onRecordNotWritten, set: func(o *operation) { o.recordFailed = true }}
+// recordNotWritten continues without the record of the request. The one on claim, of an earlier process, ends with the operation.
+func recordNotWritten(claim *corev1.PersistentVolumeClaim) transition {
+	return transition{name: onRecordNotWritten, set: func(o *operation) {
+		o.recordFailed = true
+		if o.inherited {
+			o.recordID = recordIDOf(claim)
+		}
+	}}
 }
 
 func volumeCreated(pv *corev1.PersistentVolume, source *corev1.CSIPersistentVolumeSource) transition {

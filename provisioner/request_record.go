@@ -172,11 +172,14 @@ func (o operation) leavesRecord(claim *corev1.PersistentVolumeClaim) bool {
 
 // recordedOn reports whether the record on claim is that of the request of o.
 func (o operation) recordedOn(claim *corev1.PersistentVolumeClaim) bool {
+	return recordIDOf(claim) == o.recordID
+}
+
+// recordIDOf returns the ID of the record on claim, or "" if a user has removed or changed the record.
+func recordIDOf(claim *corev1.PersistentVolumeClaim) string {
 	var record struct{ ID string }
-	if err := json.Unmarshal([]byte(claim.Annotations[kube.AnnProvisioningRequest]), &record); err != nil {
-		return o.recordID == "" // removed or changed by a user
-	}
-	return record.ID == o.recordID
+	_ = json.Unmarshal([]byte(claim.Annotations[kube.AnnProvisioningRequest]), &record)
+	return record.ID
 }
 
 func isProtected(claim *corev1.PersistentVolumeClaim) bool {

@@ -65,20 +65,19 @@ func TestOutcome(t *testing.T) {
 		f.start()
 		f.saved(claim)
 	})
-	for name, answer := range map[string]string{ // 422, as for a claim that is being deleted, or for a patch test that fails
-		"event_if_a_policy_denies_the_record": "denied by a policy",
-		"event_if_a_webhook_denies_the_record": `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422,` +
-			`"message":"denied"}`,
+	// 422, as for a claim that is being deleted, or for a patch test that fails.
+	for name, deny := range map[string]func(http.ResponseWriter){
+		"event_if_a_policy_denies_the_record": func(w http.ResponseWriter) {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			fmt.Fprint(w, "denied by a policy")
+		},
+		"event_if_a_webhook_denies_the_record": denyWithoutDetails,
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := scenario(t, csitest.Config{}, nil)
 			f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 				if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/persistentvolumeclaims/") {
-					if answer[0] == '{' {
-						w.Header().Set("Content-Type", "application/json")
-					}
-					w.WriteHeader(http.StatusUnprocessableEntity)
-					fmt.Fprint(w, answer)
+					deny(w)
 					return
 				}
 				pass.ServeHTTP(w, r)
@@ -92,7 +91,7 @@ func TestOutcome(t *testing.T) {
 	}
 	t.Run("record_of_an_earlier_leader", recordOfEarlierLeader)
 	t.Run("record_again_before_the_call", recordAgain)
-	t.Run("record_stripped_by_a_webhook", recordStripped)
+	t.Run("record_refused", recordRefused)
 	t.Run("secret_that_cannot_be_reread_is_logged", rereadFails)
 	for name, deleted := range map[string]bool{"claim_deleted": true, "recorded_on_the_claim": false} {
 		t.Run("exit_while_indeterminate_"+name, func(t *testing.T) {
@@ -302,34 +301,93 @@ func recordAgain(t *testing.T) {
 	}
 }
 
-// recordStripped: a webhook that removes the record of a repeated call does not stop it.
-func recordStripped(t *testing.T) {
-	f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = ProtectionAlways })
-	f.Plugin.Next(create, csitest.DoAndHang())
-	f.makeClass(nil)
-	claim := f.claim(nil)
-	f.Wait(create, 1)
+// recordRefused: a webhook or policy that denies, removes or reverts records of requests stops neither the repeated call nor
+// what follows its result.
+func recordRefused(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(op map[string]any) (kept bool) // of an operation that adds a record; nil: the patch is denied
+		result csitest.Step
+	}{
+		"removed":                          {removed, csitest.Default()},
+		"reverted":                         {reverted, csitest.Default()},
+		"denied":                           {nil, csitest.Default()},
+		"removed_before_a_definite_error":  {removed, csitest.Fail(codes.InvalidArgument, "no")},
+		"reverted_before_a_definite_error": {reverted, csitest.Fail(codes.InvalidArgument, "no")},
+		"denied_before_a_definite_error":   {nil, csitest.Fail(codes.InvalidArgument, "no")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = ProtectionAlways })
+			f.Plugin.Next(create, csitest.DoAndHang())
+			f.makeClass(nil)
+			claim := f.claim(nil)
+			f.Wait(create, 1)
+			definite := strings.HasSuffix(name, "error")
+			if definite {
+				f.vanish()
+			}
+			f.Plugin.Always(create, tt.result)
+			f.throughWebhook(tt.change)
+			f.Wait(create, 2)
+			if definite {
+				f.claimIs("is deleted", isGone)
+			} else {
+				f.saved(claim)
+			}
+		})
+	}
+	t.Run("before_the_first_call", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = ProtectionAlways })
+		f.throughWebhook(reverted)
+		f.makeClass(nil)
+		f.claim(nil)
+		f.event("ProvisioningFailed", "the API server has not stored it")
+		f.Calls(create, 0)
+	})
+}
+
+func removed(op map[string]any) bool {
+	op["op"] = "remove"
+	return true
+}
+
+func reverted(map[string]any) bool { return false }
+
+// throughWebhook starts the provisioner again, with a webhook that denies patches that add a record to a claim, or changes them.
+func (f *fixture) throughWebhook(change func(op map[string]any) bool) {
+	f.Helper()
 	f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/persistentvolumeclaims/") {
-			var ops []map[string]any
+			var ops, kept []map[string]any
 			if err := json.NewDecoder(r.Body).Decode(&ops); err != nil {
-				t.Error(err)
+				f.Error(err)
 			}
 			for _, op := range ops {
 				if op["op"] == "add" && op["path"] == kube.AnnotationPath(kube.AnnProvisioningRequest) {
-					op["op"] = "remove"
+					if change == nil {
+						denyWithoutDetails(w)
+						return
+					}
+					if !change(op) {
+						continue
+					}
 				}
+				kept = append(kept, op)
 			}
-			body, err := json.Marshal(ops)
+			body, err := json.Marshal(kept)
 			if err != nil {
-				t.Error(err)
+				f.Error(err)
 			}
 			r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 		}
 		pass.ServeHTTP(w, r)
 	})
-	f.Wait(create, 2)
-	f.saved(claim)
+}
+
+// denyWithoutDetails answers like a webhook whose status has the code 422 only.
+func denyWithoutDetails(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusUnprocessableEntity)
+	fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422,"message":"denied"}`)
 }
 
 // recordOfEarlierLeader: with a cache that does not show the record of an earlier leader yet, that record is neither

@@ -64,6 +64,9 @@ func (s state) recordStep(request *createRequest) step {
 	change := kube.MetadataPatch{Tests: recordTest(c)}
 	if !c.forced(s.memory) {
 		change.InitAnnotations = map[string]string{c.creating: "yes"}
+		if value, ok := c.meta.Annotations[c.creating]; ok { // a user who removes it ends the wait
+			change.Tests[kube.AnnotationPath(c.creating)] = value
+		}
 	}
 	return step{action: doRecordRequest, reason: "NotRecorded", change: change, request: request, again: true}
 }

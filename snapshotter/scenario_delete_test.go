@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -281,6 +282,39 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.until("is deleted", isDeleted)
 		f.noSnapshots()
 	})
+	for name, refuse := range map[string]func(f *fixture){
+		"removed": func(f *fixture) {
+			f.requests.altering(func(r *request) {
+				if strings.Contains(r.body, "create-snapshot") && strings.Contains(r.body, `"add"`) {
+					r.body = `[{"op":"add","path":"/metadata/labels","value":{"l":"1"}}]`
+				}
+			})
+		},
+		"denied": func(f *fixture) {
+			f.requests.refusing(func(r request) int {
+				if strings.Contains(r.body, "create-snapshot") && strings.Contains(r.body, `"add"`) {
+					return http.StatusUnprocessableEntity
+				}
+				return 0
+			})
+		},
+	} {
+		t.Run("record_of_a_repetition_is_"+name, func(t *testing.T) {
+			f := newFixture(t, csitest.Config{}, nil)
+			f.class("c1", nil)
+			f.Plugin.Next(createSnapshot, csitest.DoAndHang())
+			f.start()
+			f.content("v1", nil)
+			f.Wait(createSnapshot, 1)
+			f.delete("v1")
+			f.Crash()
+			refuse(f)
+			f.start()
+			f.waitEvent("SnapshotDeleteError", "failed to add VolumeSnapshotBeingCreated annotation")
+			f.until("is deleted", isDeleted)
+			f.noSnapshots()
+		})
+	}
 	t.Run("content_given_to_another_driver_during_the_repeated_call", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.blockedByOutcome()

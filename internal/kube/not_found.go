@@ -4,6 +4,8 @@
 package kube
 
 import (
+	"errors"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -16,6 +18,9 @@ import (
 func IsNotFound(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
+
+// ErrNotStored says that a write succeeded, but that the object does not have the change.
+var ErrNotStored = errors.New("the API server has not stored it. Check the admission policies and webhooks for this resource")
 
 // IsRefused reports whether the API server has definitely not executed a write because of a permission, a policy, a webhook or an
 // invalid object: a retry alone does not help.
