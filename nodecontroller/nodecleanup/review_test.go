@@ -38,7 +38,7 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 		last    lastSeen
 		nodes   []*corev1.Node
 		drained bool
-		new     host // if it leaves anything: what is there without a record
+		new     host // if it leaves anything: there is no record
 		want    LostNode
 	}{
 		"a_CSINode_is_left_of_a_Node_that_had_opted_out": {

@@ -35,6 +35,8 @@ type ClusterState struct {
 	NodeIDs map[string]string
 	// Attached reports whether Attachments is complete.
 	Attached bool
+	// Unread are the kinds of objects that were not read although they may use a volume.
+	Unread []string
 	// Contents are the VolumeSnapshotContents of the driver; nil if they are not compared.
 	Contents []Content
 	// Creating is the number of VolumeSnapshotContents of the driver without a snapshot handle.
@@ -212,6 +214,9 @@ func (c comparison) possibleUsers() string {
 	}
 	if pending > 0 {
 		remarks += fmt.Sprintf("; it may belong to a claim that is being provisioned (claims: %d)", pending)
+	}
+	if len(c.cluster.Unread) > 0 {
+		remarks += "; it may be in use: not read: " + strings.Join(c.cluster.Unread, ", ")
 	}
 	if plugin := migration.PluginOf(c.driver); plugin != "" {
 		remarks += fmt.Sprintf("; it may be an inline volume (%s) of a pod", plugin)

@@ -242,22 +242,27 @@ func TestPossibleUsers(t *testing.T) {
 	for name, test := range map[string]struct {
 		driver string
 		claims claims
+		unread []string
 		want   string
 	}{
-		"no claim":                  {driver, nil, ""},
-		"pending claims":            {driver, claims{claim(driver, ""), claim(driver, "")}, pending + " (claims: 2)"},
-		"a bound claim":             {driver, claims{claim(driver, "pv")}, ""},
-		"a claim of another driver": {driver, claims{claim("other.example.com", "")}, ""},
+		"no claim":                  {driver, nil, nil, ""},
+		"pending claims":            {driver, claims{claim(driver, ""), claim(driver, "")}, nil, pending + " (claims: 2)"},
+		"a bound claim":             {driver, claims{claim(driver, "pv")}, nil, ""},
+		"a claim of another driver": {driver, claims{claim("other.example.com", "")}, nil, ""},
 		"a record and a pending claim": {
-			driver, claims{claim(driver, "", kube.ProvisioningFinalizer), claim(driver, "")},
+			driver, claims{claim(driver, "", kube.ProvisioningFinalizer), claim(driver, "")}, nil,
 			unknown + " (claims: 1)" + pending + " (claims: 1)",
 		},
 		"a driver with an in-tree plugin": {
-			"disk.csi.azure.com", nil, "; it may be an inline volume (kubernetes.io/azure-disk) of a pod",
+			"disk.csi.azure.com", nil, nil, "; it may be an inline volume (kubernetes.io/azure-disk) of a pod",
+		},
+		"without permissions": {
+			driver, nil, []string{"VolumeAttachments", "PersistentVolumeClaims"},
+			"; it may be in use: not read: VolumeAttachments, PersistentVolumeClaims",
 		},
 	} {
 		listed := Listed{Volumes: map[string][]string{"v": {}}}
-		found := comparison{driver: test.driver, cluster: ClusterState{Claims: test.claims}, listed: listed}.findings()
+		found := comparison{driver: test.driver, cluster: ClusterState{Claims: test.claims, Unread: test.unread}, listed: listed}.findings()
 		want := "no PersistentVolume or VolumeAttachment has this volume handle" + test.want
 		if len(found) != 1 || found[0].Message != want {
 			t.Errorf("%s: %+v, want %q", name, found, want)

@@ -38,6 +38,8 @@ func (c CacheReader) Read(context.Context) (ClusterState, error) {
 	state := ClusterState{Volumes: c.Volumes.List(), Claims: c.Claims.List()}
 	if c.Attachments != nil {
 		state.Attachments, state.Attached = c.Attachments.List(), true
+	} else {
+		state.Unread = []string{"VolumeAttachments"}
 	}
 	if c.Nodes != nil {
 		state.NodeIDs = nodeIDs(c.Driver, c.Nodes.List())
@@ -65,6 +67,7 @@ type APIReader struct {
 	notes       []string
 	volumes     int
 	attachments int
+	foreign     map[string]bool // VolumeSnapshots with a content of another driver
 }
 
 // NewAPIReader returns a reader of the objects of driver.
@@ -81,7 +84,7 @@ func (r *APIReader) Counts() (volumes, attachments int) { return r.volumes, r.at
 // Read lists all objects. It fails without the permission to list PersistentVolumes; a missing
 // permission for another resource is a note.
 func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
-	r.notes, r.volumes, r.attachments = nil, 0, 0
+	r.notes, r.volumes, r.attachments, r.foreign = nil, 0, 0, nil
 	var state ClusterState
 	volumes, err := kube.ListAll[*corev1.PersistentVolume](ctx, r.client.CoreV1().PersistentVolumes().List)
 	if apierrors.IsForbidden(err) {
@@ -118,7 +121,7 @@ func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error
 	if ok, err := r.permitted("VolumeSnapshotContents", "snapshots were not compared", err); err != nil || !ok {
 		return err
 	}
-	state.Contents, state.Others = []Content{}, map[string]metav1.Object{}
+	state.Contents, state.Others, r.foreign = []Content{}, map[string]metav1.Object{}, map[string]bool{}
 	for _, c := range contents {
 		driver, _, _ := unstructured.NestedString(c.Object, "spec", "driver")
 		handle, _, _ := unstructured.NestedString(c.Object, "status", "snapshotHandle")
@@ -126,6 +129,9 @@ func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error
 			handle, _, _ = unstructured.NestedString(c.Object, "spec", "source", "snapshotHandle")
 		}
 		if driver != r.driver {
+			namespace, _, _ := unstructured.NestedString(c.Object, "spec", "volumeSnapshotRef", "namespace")
+			name, _, _ := unstructured.NestedString(c.Object, "spec", "volumeSnapshotRef", "name")
+			r.foreign[namespace+"/"+name] = true
 			continue
 		}
 		if state.Others["VolumeSnapshotContent "+c.GetName()] = c; handle == "" {
@@ -141,6 +147,9 @@ func (r *APIReader) readAttachments(ctx context.Context, state *ClusterState) er
 	attachments, err := kube.ListAll[*storagev1.VolumeAttachment](ctx, r.client.StorageV1().VolumeAttachments().List)
 	if state.Attached, err = r.permitted("VolumeAttachments", "attachments were not compared", err); err != nil {
 		return err
+	}
+	if !state.Attached {
+		state.Unread = append(state.Unread, "VolumeAttachments")
 	}
 	for _, va := range attachments {
 		if va.Spec.Attacher == r.driver {
@@ -158,14 +167,19 @@ func (r *APIReader) readAttachments(ctx context.Context, state *ClusterState) er
 
 func (r *APIReader) readClaims(ctx context.Context, state *ClusterState) error {
 	claims, err := kube.ListAll[*corev1.PersistentVolumeClaim](ctx, r.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List)
-	if _, err = r.permitted("PersistentVolumeClaims", "claims stuck in deletion were not searched", err); err != nil {
+	ok, err := r.permitted("PersistentVolumeClaims", "claims stuck in deletion were not searched", err)
+	if err != nil {
 		return err
+	}
+	if !ok {
+		state.Unread = append(state.Unread, "PersistentVolumeClaims")
 	}
 	state.Claims = claims
 	return nil
 }
 
-// readOthers reads the metadata of Nodes and VolumeSnapshots with a finalizer of the roles.
+// readOthers reads the metadata of Nodes and VolumeSnapshots with a finalizer of the roles. The one of a VolumeSnapshot is the same
+// for all drivers.
 func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
 	if state.Others == nil { // without VolumeSnapshotContents
 		state.Others = map[string]metav1.Object{}
@@ -186,7 +200,7 @@ func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
 			return err
 		}
 		for _, obj := range objects {
-			if slices.Contains(obj.Finalizers, kind.finalizer) {
+			if slices.Contains(obj.Finalizers, kind.finalizer) && !(kind.name == "VolumeSnapshot" && r.foreign[kube.Key(obj)]) {
 				state.Others[kind.name+" "+kube.Key(obj)] = obj
 			}
 		}

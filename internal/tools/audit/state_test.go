@@ -4,6 +4,7 @@
 package audit
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -13,9 +14,13 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // TestHintAtAPermission expects the hint for a missing permission, and not for a server that
@@ -36,6 +41,43 @@ func TestHintAtAPermission(t *testing.T) {
 			strings.Contains(err.Error(), "Grant list") != hint {
 			t.Errorf("%s: %v", host, err)
 		}
+	}
+}
+
+// TestRead: kinds without permission are named. The finalizer of a VolumeSnapshot does not name its driver.
+func TestRead(t *testing.T) {
+	t.Parallel()
+	const list = `{"kind":"List","apiVersion":"v1","metadata":{},"items":[%s]}`
+	const snapshot = `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":%q,"namespace":"n","finalizers":[%q]}}`
+	answers := map[string]string{
+		"/api/v1/persistentvolumes": "", "/api/v1/nodes": "", "/apis/storage.k8s.io/v1/csinodes": "",
+		"/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents": `{"apiVersion":"snapshot.storage.k8s.io/v1",` +
+			`"kind":"VolumeSnapshotContent","metadata":{"name":"c"},"spec":{"driver":"other","volumeSnapshotRef":{"namespace":"n","name":"a"}}}`,
+		"/apis/snapshot.storage.k8s.io/v1/volumesnapshots": fmt.Sprintf(snapshot, "a", kube.SnapshotProtection) + "," +
+			fmt.Sprintf(snapshot, "b", kube.SnapshotProtection),
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		items, ok := answers[r.URL.Path]
+		w.Header().Set("Content-Type", "application/json")
+		if !ok {
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`)
+			return
+		}
+		fmt.Fprintf(w, list, items)
+	}))
+	defer server.Close()
+	cfg := &rest.Config{Host: server.URL}
+	r := NewAPIReader(kubernetes.NewForConfigOrDie(cfg), metadata.NewForConfigOrDie(cfg), dynamic.NewForConfigOrDie(cfg), driver)
+	state, err := r.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"VolumeAttachments", "PersistentVolumeClaims"}; !slices.Equal(state.Unread, want) {
+		t.Errorf("not read: %q", state.Unread)
+	}
+	if _, ok := state.Others["VolumeSnapshot n/b"]; !ok || len(state.Others) != 1 {
+		t.Errorf("others: %v", state.Others)
 	}
 }
 
