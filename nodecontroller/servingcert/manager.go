@@ -71,10 +71,11 @@ type Manager struct {
 	written    bool   // this process has written the Secret
 	announced  string // the certificate whose authority this process has published last
 
-	mu      sync.Mutex
-	outcome string           // of the last read
-	problem error            // why the pair that was read last is not served
-	warned  *tls.Certificate // whose expiry was logged
+	mu       sync.Mutex
+	outcome  string           // of the last read
+	problem  error            // why the pair that was read last is not served
+	rejected bool             // the pair that was read last exists and is not served
+	warned   *tls.Certificate // whose expiry was logged
 }
 
 // expirySoon is the remaining lifetime below which a warning is logged.
@@ -113,7 +114,17 @@ func New(cfg Config, client kubernetes.Interface, registry prometheus.Registerer
 	registry.MustRegister(m.reloads, m.renewals, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "storage_controller_webhook_cert_expiry_seconds",
 		Help: "Seconds until the serving certificate expires; negative after that, 0 without one.",
-	}, func() float64 { return m.remaining().Seconds() }))
+	}, func() float64 { return m.remaining().Seconds() }), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "storage_controller_webhook_cert_rejected",
+		Help: "1 if the serving certificate that was read last is rejected, else 0.",
+	}, func() float64 {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.rejected {
+			return 1
+		}
+		return 0
+	}))
 	return m, nil
 }
 
@@ -210,7 +221,7 @@ func (m *Manager) load(ctx context.Context, cert, key []byte, missing error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if outcome := fmt.Sprintf("%x %x %v", sha256.Sum256(cert), sha256.Sum256(key), err); outcome != m.outcome {
-		m.outcome, m.problem = outcome, err
+		m.outcome, m.problem, m.rejected = outcome, err, missing == nil && err != nil
 		switch {
 		case missing != nil:
 			log.Info("Waiting for a serving certificate", "cause", err.Error())

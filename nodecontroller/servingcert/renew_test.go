@@ -511,7 +511,7 @@ func TestNew(t *testing.T) {
 		}
 		families, err := reg.Gather()
 		if problems, lint := promlint.NewWithMetricFamilies(families).Lint(); err != nil || lint != nil || len(problems) > 0 || m != nil &&
-			len(families) != 3 {
+			len(families) != 4 {
 			t.Errorf("%v %v %v", err, lint, problems)
 		}
 	}

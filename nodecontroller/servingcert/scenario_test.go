@@ -91,7 +91,7 @@ func scenarioFiles(t *testing.T) {
 	f.serves("the first pair is served", first)
 	f.publishFiles("..2", second.cert, second.key)
 	f.serves("the second pair is served", second)
-	if n := f.metric("reload_total", "error"); n != 0 {
+	if n := f.metric("reload_total", "error") + f.metric("rejected", ""); n != 0 {
 		t.Errorf("%v errors for two good pairs", n)
 	}
 	// A bad pair is one error, however often it is read.
@@ -117,6 +117,9 @@ func scenarioFiles(t *testing.T) {
 		f.must(f.m.Ready())
 		if n := f.metric("reload_total", "error"); n != float64(i+1) {
 			t.Errorf("%v errors for %d bad pairs", n, i+1)
+		}
+		if f.metric("rejected", "") != 1 {
+			t.Error("the metric does not show that the pair is rejected")
 		}
 	}
 	if left := f.metric("expiry_seconds", ""); left < 364*24*3600 || left > 365*24*3600 {

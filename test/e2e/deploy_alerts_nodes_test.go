@@ -140,10 +140,10 @@ func TestAlertsAboutWebhooks(t *testing.T) {
 		e.must(response.Body.Close())
 		h.minute(p, "a")
 	}
-	h.fires(t, "WebhookCertificateExpires", "WebhookCertificateFails", "WebhookFails")
+	h.fires(t, "WebhookCertificateExpires", "WebhookFails")
 }
 
-// TestAlertAboutCertificatesThatAreNotKeptUp: the first failure is noticed already.
+// TestAlertAboutCertificatesThatAreNotKeptUp: failures since the start of the process count, too.
 func TestAlertAboutCertificatesThatAreNotKeptUp(t *testing.T) {
 	t.Parallel()
 	e, h := newEnv(t, csitest.Config{}, 0), newHistory()
