@@ -328,6 +328,9 @@ func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interfa
 		}
 		fmt.Fprintf(out, "%s: finalizer %s %s\n", n.Name, cfg.NodeFinalizer, result)
 	}
+	if err == nil && len(nodes) == 0 {
+		_, err = fmt.Fprintf(out, "no Node has finalizer %s\n", cfg.NodeFinalizer)
+	}
 	if err != nil || !yes || len(nodes) == 0 {
 		return err
 	}

@@ -127,6 +127,9 @@ func (r *memories) count(n *counts, c cluster) {
 			case failed != "":
 				st.check = failed
 			}
+			if st.check == checkPolicy && !r.policy.Deletes() { // no deletion is expected
+				st.check = ""
+			}
 			if n.states[st.state]++; st.check != "" {
 				n.blocked[st.check]++
 			}

@@ -394,6 +394,11 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		for _, n := range nodes {
 			f.finalizers(n, "x.example.com/other")
 		}
+		done.Reset()
+		f.must(RemoveFinalizers(t.Context(), f.cfg, api, true, &done))
+		if !strings.Contains(done.String(), "no Node has finalizer "+f.cfg.NodeFinalizer) {
+			t.Errorf("without any: %q", &done)
+		}
 	})
 	t.Run("019_remove_finalizers_while_managed", func(t *testing.T) {
 		f := scenario(t, manage)

@@ -25,6 +25,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 	t.Run("021_report", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanup = ModeReport })
 		pv, pvc := f.bound("a", "n")
+		f.boundTo("b", []string{"n"}, retained, nil)
 		f.onlyWrites()
 		f.start()
 		f.event("PersistentVolume", pv.Name, "NodeMissing", f.name("n"))
@@ -32,6 +33,7 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f.missing("n")
 		f.stays(2*shortGrace, pv, pvc)
 		f.metric(1, "storage_controller_nodes_missing")
+		f.metric(0, blockedGauge, "policy") // no deletion is expected
 	})
 	t.Run("022_claims", func(t *testing.T) {
 		const grace = 6 * time.Second

@@ -15,7 +15,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
-	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
@@ -29,6 +29,8 @@ import (
 type facts struct {
 	now    time.Time
 	driver string // "" if unknown
+	// matching holds the results of nodesMatching by the text of the selector.
+	matching map[string][]string
 
 	claim      result[*corev1.PersistentVolumeClaim]
 	volume     result[*corev1.PersistentVolume]
@@ -186,14 +188,23 @@ func affinityNames(pv *corev1.PersistentVolume, value string) bool {
 	return false
 }
 
-// nodesMatching returns the names of the nodes that match selector.
+// nodesMatching returns the names of the nodes that match selector, which many volumes may have.
 func (f *facts) nodesMatching(selector *corev1.NodeSelector) []string {
+	key := selector.String()
+	if names, ok := f.matching[key]; ok {
+		return names
+	}
 	var names []string
+	parsed := nodeaffinity.NewLazyErrorNodeSelector(selector)
 	for _, node := range f.nodes.value {
-		if ok, err := corev1helpers.MatchNodeSelectorTerms(node, selector); err == nil && ok {
+		if ok, err := parsed.Match(node); err == nil && ok {
 			names = append(names, node.Name)
 		}
 	}
+	if f.matching == nil {
+		f.matching = map[string][]string{}
+	}
+	f.matching[key] = names
 	return names
 }
 
