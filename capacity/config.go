@@ -6,6 +6,7 @@ package capacity
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -67,6 +68,9 @@ func (c Config) Validate() error {
 	}
 	if c.RemovalGrace < 0 {
 		errs = append(errs, fmt.Errorf("--capacity-removal-grace: must not be negative, got %v", c.RemovalGrace))
+	}
+	if math.IsNaN(c.QPS) {
+		errs = append(errs, errors.New("--kube-api-capacity-qps: must be a number, got NaN"))
 	}
 	if c.QPS > 0 && c.Burst < 0 {
 		errs = append(errs, fmt.Errorf("--kube-api-capacity-burst: must not be negative, got %d", c.Burst))

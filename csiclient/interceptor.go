@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
@@ -159,7 +160,7 @@ func traced(
 	err := invoke(ctx, method, request, response, conn, opts...)
 	span.SetAttributes(attribute.String("rpc.system", "grpc"), attribute.Int("rpc.grpc.status_code", int(status.Code(err))))
 	if err != nil {
-		span.SetStatus(codes.Error, err.Error())
+		span.SetStatus(codes.Error, kube.Message(err.Error())) // a driver may return bytes that are not UTF-8
 	}
 	return err
 }

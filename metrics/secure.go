@@ -57,7 +57,7 @@ const (
 type Guard struct {
 	reviewer  Reviewer
 	users     *cache.LRUExpireCache // User by SHA-256 of the token; the token itself is not stored
-	decisions *cache.LRUExpireCache // bool by JSON of user, verb and path
+	decisions *cache.LRUExpireCache // bool by the hash of user, verb and path
 
 	mu          sync.Mutex
 	certificate *tls.Certificate
@@ -137,7 +137,8 @@ func (g *Guard) authorize(ctx context.Context, user User, verb, path string) (bo
 	if err != nil {
 		return false, err
 	}
-	if cached, ok := g.decisions.Get(string(key)); ok {
+	hash := sha256.Sum256(key) // a path may be long
+	if cached, ok := g.decisions.Get(hash); ok {
 		return cached == true, nil
 	}
 	allowed, err := g.reviewer.Authorize(ctx, user, verb, path)
@@ -148,7 +149,7 @@ func (g *Guard) authorize(ctx context.Context, user User, verb, path string) (bo
 	if allowed {
 		ttl = allowTTL
 	}
-	g.decisions.Add(string(key), allowed, ttl)
+	g.decisions.Add(hash, allowed, ttl)
 	return allowed, nil
 }
 

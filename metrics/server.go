@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -17,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/klog/v2"
@@ -122,7 +124,8 @@ func NewServer(cfg Config, reg *prometheus.Registry) (*Server, error) {
 		}
 		server := &http.Server{
 			Handler: e.handler, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: 10 * time.Minute, // longer than a profile
-			IdleTimeout: 2 * time.Minute,
+			ReadTimeout: 10 * time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+			ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(klog.Background()), slog.LevelError),
 		}
 		if e.guard != nil {
 			server.TLSConfig = e.guard.tlsConfig()

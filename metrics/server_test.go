@@ -137,6 +137,14 @@ func TestConcurrentScrapes(t *testing.T) {
 	}
 }
 
+// TestLargeHeaders: clients without a permission cannot make the process hold much.
+func TestLargeHeaders(t *testing.T) {
+	_, get := serve(t, Config{})
+	if code, _ := get("/" + strings.Repeat("a", 128<<10)); code != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("status %d", code)
+	}
+}
+
 func TestPathsNotServed(t *testing.T) {
 	_, get := serve(t, Config{})
 	for _, path := range []string{"/", "/healthz/leader-election", "/debug/pprof/", "/debug/pprof/cmdline"} {

@@ -34,7 +34,8 @@ var wrongValues = map[string][]string{
 	"capacity-poll-interval":  {"0s", "--enable-capacity"},
 	"capacity-removal-grace":  {"-1s", "--enable-capacity"},
 	"kube-api-capacity-burst": {"-1", "--kube-api-capacity-qps=1", "--enable-capacity"},
-	"snapshot-name-prefix":    {""}, "groupsnapshot-name-prefix": {""}, "snapshot-name-uuid-length": {"0"},
+	"kube-api-capacity-qps":   {"NaN", "--enable-capacity"}, "kube-api-qps": {"NaN"},
+	"snapshot-name-prefix": {""}, "groupsnapshot-name-prefix": {""}, "snapshot-name-uuid-length": {"0"},
 	"groupsnapshot-name-uuid-length": {"99"},
 	"profile":                        {"some"}, "topology-node-key": {"a b"}, "node-finalizer": {"x"}, "node-finalizer-mode": {"some"},
 	"node-finalizer-timeout": {"-1s"}, "node-delete-grace": {"-1s"}, "node-cleanup": {"some"}, "node-cleanup-paths": {"some"},
@@ -50,10 +51,10 @@ var wrongValues = map[string][]string{
 }
 
 // anyValue are flags of which every value of their type has a meaning.
-var anyValue = strings.Fields(`exit-on-connection-loss max-grpc-log-length kubeconfig master kube-api-qps leader-election
+var anyValue = strings.Fields(`exit-on-connection-loss max-grpc-log-length kubeconfig master leader-election
 	enable-pprof automaxprocs version v log-text-split-stream log-json-split-stream default-fstype strict-topology immediate-topology
 	extra-create-metadata controller-publish-readonly prevent-volume-mode-conversion snapshot-orphan-sweep-interval node-deployment
-	node-deployment-immediate-binding enable-capacity capacity-ownerref-level capacity-for-immediate-binding kube-api-capacity-qps
+	node-deployment-immediate-binding enable-capacity capacity-ownerref-level capacity-for-immediate-binding
 	handle-volume-inuse-error extra-modify-metadata print-config driver-name node-finalizer-wait-for-others skip-node-finalize
 	node-cleanup-static resize-nudge enable-webhooks cert-dir device-class-parameter namespace yes volumes help`)
 

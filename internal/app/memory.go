@@ -21,6 +21,9 @@ const memoryLimitRefresh = time.Minute
 // the environment variable GOMEMLIMIT is set. The rest is for memory that Go does not manage.
 func limitMemory(ctx context.Context, options ...memlimit.Option) {
 	log := klog.FromContext(ctx)
+	if os.Getenv("GOMEMLIMIT") == "" {
+		_ = os.Unsetenv("GOMEMLIMIT") // memlimit takes an empty value for a limit
+	}
 	limit, err := memlimit.Set(append(options, memlimit.WithRefreshInterval(ctx, memoryLimitRefresh))...)
 	env := os.Getenv("GOMEMLIMIT")
 	switch {

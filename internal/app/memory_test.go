@@ -34,9 +34,7 @@ func TestLimitMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			debug.SetMemoryLimit(before) // as the runtime does for 3GiB
-			if tt.env != "" {
-				t.Setenv("GOMEMLIMIT", tt.env)
-			}
+			t.Setenv("GOMEMLIMIT", tt.env)
 			var lines []string
 			log := funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})
 			limitMemory(klog.NewContext(t.Context(), log), memlimit.WithProvider(tt.provider))
