@@ -22,7 +22,6 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
@@ -160,7 +159,8 @@ func traced(
 	err := invoke(ctx, method, request, response, conn, opts...)
 	span.SetAttributes(attribute.String("rpc.system", "grpc"), attribute.Int("rpc.grpc.status_code", int(status.Code(err))))
 	if err != nil {
-		span.SetStatus(codes.Error, kube.Message(err.Error())) // a driver may return bytes that are not UTF-8
+		// A collector refuses long texts and bytes that are not UTF-8, which a driver may return.
+		span.SetStatus(codes.Error, fmt.Sprintf("%.1000s", strings.ToValidUTF8(err.Error(), "?")))
 	}
 	return err
 }

@@ -207,7 +207,7 @@ func (a *applier) protect(ctx context.Context, s claimState) (transition, error)
 	if !exists {
 		newest = s.claim
 	}
-	return recordNotWritten(newest), nil
+	return recordNotWritten(recordIDOf(newest)), nil
 }
 
 // outdated reports whether a write has failed because claim is outdated. The newest version is known then.

@@ -106,6 +106,7 @@ type operation struct {
 	source       *volumerules.Source // of a clone or a restored snapshot; else nil
 	called       bool                // CreateVolume was, by this process or an earlier one
 	recordFailed bool                // the claim could not be protected since the last call
+	leftID       string              // if recordFailed: the ID of the record on the claim, perhaps of an earlier process
 	outdated     bool                // an object that the request was prepared from has changed
 
 	pv           *corev1.PersistentVolume          // in stage created
@@ -179,14 +180,9 @@ func outcomeUnknown() transition {
 	}}
 }
 
-// recordNotWritten continues without the record of the request. The one on claim, of an earlier process, ends with the operation.
-func recordNotWritten(claim *corev1.PersistentVolumeClaim) transition {
-	return transition{name: onRecordNotWritten, set: func(o *operation) {
-		o.recordFailed = true
-		if o.inherited {
-			o.recordID = recordIDOf(claim)
-		}
-	}}
+// recordNotWritten continues without the record of the request, until the call returns. left is the ID of the record on the claim.
+func recordNotWritten(left string) transition {
+	return transition{name: onRecordNotWritten, set: func(o *operation) { o.recordFailed, o.leftID = true, left }}
 }
 
 func volumeCreated(pv *corev1.PersistentVolume, source *corev1.CSIPersistentVolumeSource) transition {
@@ -204,7 +200,11 @@ func volumeRejected(source *corev1.CSIPersistentVolumeSource, affinity *corev1.V
 func noVolume(i *infeasible) transition {
 	return transition{name: onNoVolume, set: func(o *operation) {
 		outdated := o.outdated
-		*o = operation{began: o.began, announced: o.announced, infeasible: o.infeasible, finalResult: true, recordID: o.recordID}
+		id := o.recordID
+		if o.inherited && o.recordFailed {
+			id = o.leftID
+		}
+		*o = operation{began: o.began, announced: o.announced, infeasible: o.infeasible, finalResult: true, recordID: id}
 		if outdated {
 			o.infeasible = nil
 		} else if i != nil {

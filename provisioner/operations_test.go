@@ -57,7 +57,7 @@ func allTransitions() []transition {
 		noTopology(true), beginRequest(operation{}), beginRequest(operation{called: true}), prepareAgain(operation{}),
 		secretsRead(&csi.CreateVolumeRequest{}, nil),
 		createCalled(),
-		outcomeUnknown(), recordNotWritten(nil),
+		outcomeUnknown(), recordNotWritten(""),
 		volumeCreated(ourVolume(), nil), volumeRejected(nil, nil, errUnusable), noVolume(nil),
 		pvNotSaved(true), pvSaved(),
 		claimUnprotected(), claimRefetched(true), claimRefetched(false),

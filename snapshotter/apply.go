@@ -154,9 +154,8 @@ func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
 	case exists && apierrors.IsInvalid(err) && l.content(newest).terminating() && !l.content(obj).terminating():
 		return nil // it is being deleted: decide again
 	}
-	if step.again && exists && (errors.Is(err, kube.ErrNotStored) || kube.IsRefused(err) || apierrors.IsInvalid(err)) {
-		// The deletion does not wait for a policy or webhook: the record of an earlier leader remains.
-		l.memories.update(obj.GetUID(), func(m *memory) { m.record = newest.GetAnnotations()[AnnRequest] })
+	if step.again && (errors.Is(err, kube.ErrNotStored) || kube.IsRefused(err) || apierrors.IsInvalid(err)) {
+		l.memories.update(obj.GetUID(), func(m *memory) { m.recordRefused = true })
 	}
 	report := doReportCreation
 	if c := l.content(obj); c.terminating() && c.released() {

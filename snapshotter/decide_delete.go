@@ -52,9 +52,10 @@ func readClassStep() step {
 	return step{action: doReadClass, reason: "NotCached", report: doReportDeletion}
 }
 
-// recorded reports whether this term has recorded the request for a repetition.
+// recorded reports whether this term has recorded the request for a repetition, or cannot.
 func (s state) recorded() bool {
-	return s.content.has(AnnRequest) && s.content.meta.Annotations[AnnRequest] == s.memory.record
+	c := s.content
+	return s.memory.recordRefused || c.has(AnnRequest) && c.meta.Annotations[AnnRequest] == s.memory.record
 }
 
 // recordStep records a request that is repeated during a deletion, although an earlier leader may have recorded it: a write of that
@@ -94,7 +95,7 @@ func (d driver) decideRepeatedCheck(s state) (_ step, wait bool) {
 		return readClassStep(), true
 	case err != nil: // never after a call of this process
 		return step{}, false
-	case !c.forced(s.memory) && (!c.has(c.creating) || !s.recorded()):
+	case !c.forced(s.memory) && !s.memory.recordRefused && (!c.has(c.creating) || !s.recorded()):
 		return s.recordStep(request), true
 	}
 	return step{action: doCreate, reason: "Indeterminate", request: request}, true

@@ -31,6 +31,8 @@ type memory struct {
 	request *createRequest
 	// record is the value of [AnnRequest] that this process has written for a repetition in this term.
 	record string
+	// recordRefused: the API server has refused such a record, or a webhook has changed it. The repetition does without.
+	recordRefused bool
 	// answer is a response that is not written to the status yet.
 	answer *answer
 	// deleted: the driver has deleted the snapshot. The finalizer is not removed yet.

@@ -286,6 +286,13 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		"removed": func(f *fixture) {
 			f.requests.altering(func(r *request) {
 				if strings.Contains(r.body, "create-snapshot") && strings.Contains(r.body, `"add"`) {
+					r.body = fmt.Sprintf(`[{"op":"remove","path":%q}]`, kube.AnnotationPath(AnnRequest))
+				}
+			})
+		},
+		"reverted": func(f *fixture) {
+			f.requests.altering(func(r *request) {
+				if strings.Contains(r.body, "create-snapshot") && strings.Contains(r.body, `"add"`) {
 					r.body = `[{"op":"add","path":"/metadata/labels","value":{"l":"1"}}]`
 				}
 			})

@@ -12,7 +12,7 @@ import (
 // maxMessage is the limit of the API server for the messages of events, conditions and attach errors, in bytes.
 const maxMessage = 1024
 
-// Message returns text as the API server accepts it in events, conditions and statuses, and collectors in spans.
+// Message returns text as the API server accepts it in events, conditions and statuses.
 func Message(text string) string { return truncate(strings.ToValidUTF8(text, "?"), maxMessage) }
 
 // truncate cuts s to limit bytes at a character boundary.

@@ -16,6 +16,7 @@ import (
 	"math"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -27,8 +28,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // Config configures the export of traces.
@@ -134,7 +133,7 @@ func StartSpan(ctx context.Context, name string) (spanCtx context.Context, end f
 	spanCtx, span := o.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, o.root), name)
 	return spanCtx, func(err error) {
 		if err != nil {
-			span.SetStatus(codes.Error, kube.Message(err.Error()))
+			span.SetStatus(codes.Error, fmt.Sprintf("%.1000s", strings.ToValidUTF8(err.Error(), "?")))
 		}
 		span.End()
 	}

@@ -67,7 +67,7 @@ type APIReader struct {
 	notes       []string
 	volumes     int
 	attachments int
-	foreign     map[string]bool // VolumeSnapshots with a content of another driver
+	foreign     map[string]string // UIDs of the VolumeSnapshots with a content of another driver, by name; "": unknown
 }
 
 // NewAPIReader returns a reader of the objects of driver.
@@ -121,7 +121,7 @@ func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error
 	if ok, err := r.permitted("VolumeSnapshotContents", "snapshots were not compared", err); err != nil || !ok {
 		return err
 	}
-	state.Contents, state.Others, r.foreign = []Content{}, map[string]metav1.Object{}, map[string]bool{}
+	state.Contents, state.Others, r.foreign = []Content{}, map[string]metav1.Object{}, map[string]string{}
 	for _, c := range contents {
 		driver, _, _ := unstructured.NestedString(c.Object, "spec", "driver")
 		handle, _, _ := unstructured.NestedString(c.Object, "status", "snapshotHandle")
@@ -131,7 +131,8 @@ func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error
 		if driver != r.driver {
 			namespace, _, _ := unstructured.NestedString(c.Object, "spec", "volumeSnapshotRef", "namespace")
 			name, _, _ := unstructured.NestedString(c.Object, "spec", "volumeSnapshotRef", "name")
-			r.foreign[namespace+"/"+name] = true
+			uid, _, _ := unstructured.NestedString(c.Object, "spec", "volumeSnapshotRef", "uid")
+			r.foreign[namespace+"/"+name] = uid
 			continue
 		}
 		if state.Others["VolumeSnapshotContent "+c.GetName()] = c; handle == "" {
@@ -200,7 +201,9 @@ func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
 			return err
 		}
 		for _, obj := range objects {
-			if slices.Contains(obj.Finalizers, kind.finalizer) && !(kind.name == "VolumeSnapshot" && r.foreign[kube.Key(obj)]) {
+			uid, foreign := r.foreign[kube.Key(obj)]
+			foreign = foreign && kind.name == "VolumeSnapshot" && (uid == "" || uid == string(obj.UID))
+			if slices.Contains(obj.Finalizers, kind.finalizer) && !foreign {
 				state.Others[kind.name+" "+kube.Key(obj)] = obj
 			}
 		}
