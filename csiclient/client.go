@@ -206,7 +206,7 @@ func (c *Client) NodeInfo(ctx context.Context) (*csi.NodeGetInfoResponse, error)
 	return response, nil
 }
 
-// Driver returns the identity and the capabilities that [Client.Connect] read.
+// Driver returns the identity and the capabilities that [Client.Connect] read, and the version that was read last.
 func (c *Client) Driver() Driver {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -396,6 +396,9 @@ func TestAnotherVersionIsNoOtherDriver(t *testing.T) {
 	if err := c.WaitReady(within(t)); err != nil {
 		t.Error(err)
 	}
+	if got := c.Driver().VendorVersion; got != "2.0" {
+		t.Errorf("version %q", got)
+	}
 	if err := stop(); err != nil {
 		t.Error(err)
 	}

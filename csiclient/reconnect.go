@@ -135,9 +135,12 @@ func (c *Client) changed(ctx context.Context) (changed, err error) {
 		return nil, err
 	}
 	c.mu.Lock()
-	driver, node := c.driver, c.nodeInfo
+	node := c.nodeInfo
+	if changed = difference(c.driver, now); changed == nil {
+		c.driver.VendorVersion = now.VendorVersion
+	}
 	c.mu.Unlock()
-	if changed = difference(driver, now); changed != nil || node == nil {
+	if changed != nil || node == nil {
 		return changed, nil
 	}
 	before := node.GetAccessibleTopology().GetSegments()
