@@ -8,12 +8,14 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/util/cert"
 	"k8s.io/klog/v2"
@@ -47,6 +49,11 @@ const (
 const (
 	// reviewTimeout bounds authentication and authorization of one request.
 	reviewTimeout = 10 * time.Second
+	// knownTTL is how long a token that was valid is not limited like unknown ones.
+	knownTTL = time.Hour
+	// unknownQPS and unknownBurst limit the reviews of unknown tokens to half of what the process may send: a client without a
+	// valid token cannot keep Prometheus from the metrics.
+	unknownQPS, unknownBurst = 5, 10
 	// maxCached bounds the entries of each cache.
 	maxCached = 4096
 	// renewBefore is the remaining validity at which the certificate is replaced.
@@ -57,6 +64,8 @@ const (
 type Guard struct {
 	reviewer  Reviewer
 	users     *cache.LRUExpireCache // User by SHA-256 of the token; the token itself is not stored
+	known     *cache.LRUExpireCache // the same hashes, for longer
+	unknown   *rate.Limiter
 	decisions *cache.LRUExpireCache // bool by the hash of user, verb and path
 
 	mu          sync.Mutex
@@ -65,11 +74,14 @@ type Guard struct {
 
 // NewGuard returns a guard that asks reviewer.
 func NewGuard(reviewer Reviewer) *Guard {
-	return &Guard{reviewer: reviewer, users: cache.NewLRUExpireCache(maxCached), decisions: cache.NewLRUExpireCache(maxCached)}
+	return &Guard{
+		reviewer: reviewer, users: cache.NewLRUExpireCache(maxCached), decisions: cache.NewLRUExpireCache(maxCached),
+		known: cache.NewLRUExpireCache(maxCached), unknown: rate.NewLimiter(unknownQPS, unknownBurst),
+	}
 }
 
 // protect passes authorized requests to next. It answers 401 without a valid token, 403 without
-// the permission, and 500 if the reviewer failed. A nil guard passes every request.
+// the permission, 429 to many unknown tokens, and 500 if the reviewer failed. A nil guard passes every request.
 func (g *Guard) protect(next http.Handler) http.Handler {
 	if g == nil {
 		return next
@@ -82,6 +94,8 @@ func (g *Guard) protect(next http.Handler) http.Handler {
 		case status == http.StatusUnauthorized:
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, "valid bearer token required", status)
+		case status == http.StatusTooManyRequests:
+			http.Error(w, errTooMany.Error(), status)
 		case status != http.StatusOK:
 			http.Error(w, fmt.Sprintf("no permission to %s %s", strings.ToLower(r.Method), r.URL.Path), status)
 		default:
@@ -99,6 +113,9 @@ func (g *Guard) review(r *http.Request) (int, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), reviewTimeout)
 	defer cancel()
 	user, ok, err := g.authenticate(ctx, token)
+	if errors.Is(err, errTooMany) {
+		return http.StatusTooManyRequests, nil
+	}
 	if err != nil {
 		return 0, fmt.Errorf("authenticating the bearer token: %w", err)
 	}
@@ -115,15 +132,21 @@ func (g *Guard) review(r *http.Request) (int, error) {
 	return http.StatusOK, nil
 }
 
+var errTooMany = errors.New("too many requests with unknown tokens")
+
 func (g *Guard) authenticate(ctx context.Context, token string) (User, bool, error) {
 	key := sha256.Sum256([]byte(token))
 	if cached, ok := g.users.Get(key); ok {
 		user, ok := cached.(User)
 		return user, ok, nil
 	}
+	if _, known := g.known.Get(key); !known && !g.unknown.Allow() {
+		return User{}, false, errTooMany
+	}
 	user, ok, err := g.reviewer.Authenticate(ctx, token)
 	if err == nil && ok {
 		g.users.Add(key, user, tokenTTL)
+		g.known.Add(key, true, knownTTL)
 	}
 	return user, ok, err
 }

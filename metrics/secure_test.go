@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
@@ -86,6 +87,29 @@ func TestGuard(t *testing.T) {
 	if got := ask("GET", "/metrics", "Bearer reader"); got != 200 {
 		t.Errorf("authentication is available again: got %d", got)
 	}
+}
+
+// TestUnknownTokens: many invalid tokens do not keep a client with a valid one from the metrics.
+func TestUnknownTokens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, ask := guarded()
+		ask("GET", "/metrics", "Bearer reader")
+		time.Sleep(tokenTTL + time.Second)
+		codes := map[int]int{}
+		for range 100 {
+			codes[ask("GET", "/metrics", "Bearer invalid")]++
+		}
+		if want := map[int]int{401: unknownBurst, 429: 100 - unknownBurst}; !maps.Equal(codes, want) {
+			t.Errorf("answers %v, want %v", codes, want)
+		}
+		if got := ask("GET", "/metrics", "Bearer reader"); got != 200 || a.authentications.Load() != unknownBurst+2 {
+			t.Errorf("got %d after %d authentications", got, a.authentications.Load())
+		}
+		time.Sleep(time.Second)
+		if got := ask("GET", "/metrics", "Bearer invalid"); got != 401 {
+			t.Errorf("a second later: got %d", got)
+		}
+	})
 }
 
 func TestGuardCaches(t *testing.T) {
