@@ -437,6 +437,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"nodecontroller: {nodeCleanup: all}":                         "'/nodecontroller/nodeCleanup'",
 		"extraArgs: [all]":                                           "'/extraArgs/0'",
 		"mode: node\nprovisioner: {enabled: false}":                  "provisioner.enabled",
+		"httpPort: 8081":                                             "httpPort: only mode node",
 		"mode: per-role\nconfig: {a: b}":                             "config: only with mode all-in-one",
 		"attacher: {resources: {limits: {memory: 1Gi}}}":             "attacher.resources: only with mode per-role",
 		"fullnameOverride: Not_A_Name":                               "'/fullnameOverride'",
@@ -532,6 +533,7 @@ func TestChartTakesWhatWorks(t *testing.T) {
 		"extraArgs: [-v, --timeout=29s, '--http-endpoint=[::]:8080', --csi-address=/run/csi/other.sock, --leader-election]",
 		"terminationGracePeriodSeconds: 3700\nextraArgs: [--timeout=1h1m1s, --attacher-timeout=500ms]",
 		"mode: node\nextraArgs: [--leader-election=false]",
+		"mode: node\nhttpPort: 9080\nkubeletDir: null\nnodeSelector: null\nextraArgs: ['--http-endpoint=:9080']",
 		"mode: per-role\nsnapshotter: {enabled: true}\nextraArgs: [--worker-threads=20, --timeout=20s, -v=4]",
 		"extraArgs: [--leader-election-namespace=csi-example]",
 		"nodecontroller: {enabled: true, customResources: [a.b.c]}\n" +
@@ -807,9 +809,9 @@ func TestReleasesShareNothing(t *testing.T) {
 func TestChartNotes(t *testing.T) {
 	t.Parallel()
 	for values, texts := range map[string][]string{
-		"":                         {"rollout status deployment/csi-controller"},
-		"mode: node":               {"rollout status daemonset/csi-controller"},
-		"secrets: {cluster: true}": {"can read Secrets in all namespaces"},
+		"":                           {"rollout status deployment/csi-controller"},
+		"mode: node\nhttpPort: 9080": {"rollout status daemonset/csi-controller", "localhost:9080", "another release"},
+		"secrets: {cluster: true}":   {"can read Secrets in all namespaces"},
 		"nodecontroller: {enabled: true, nodeCleanup: claims}": {"deletes PVCs of deleted nodes, if the PVC or its StorageClass opts in."},
 		"nodecontroller: {enabled: true, profile: topolvm}":    {"deletes PVCs of deleted nodes."},
 	} {
@@ -874,9 +876,11 @@ driver: {name: Other.example.com}
 nodecontroller: {enabled: true, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: second, certificate: secret, failurePolicy: Fail, namespaces: [default], configurationAnnotations: {a: b}}}`),
 		"all-in-one with a file and webhooks": withComponents(t, "configuration-file", "components/webhooks-enforce"),
 		"chart, more than the driver":         charted(t, fileOfPage(t, "install.md", "more-values.yaml")),
-		"chart, TopoLVM":                      charted(t, "driver: {name: topolvm.io}\nnodecontroller: {enabled: true, profile: topolvm}"),
-		"chart, capacity alone":               charted(t, capacityAlone),
-		"chart, secrets elsewhere":            charted(t, "secrets: {namespaces: [default]}"),
+		"chart, node on the host's network": charted(t, "mode: node\nhostNetwork: true\nhttpPort: 9080\nkubeletDir: /var/lib/k0s/kubelet\n"+
+			"networkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {}}]}"),
+		"chart, TopoLVM":           charted(t, "driver: {name: topolvm.io}\nnodecontroller: {enabled: true, profile: topolvm}"),
+		"chart, capacity alone":    charted(t, capacityAlone),
+		"chart, secrets elsewhere": charted(t, "secrets: {namespaces: [default]}"),
 	}
 	for name := range sameAs {
 		all[name] = kustomized(t, overlays+name)

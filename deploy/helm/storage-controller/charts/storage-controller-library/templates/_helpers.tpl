@@ -206,6 +206,13 @@ true
 {{- end }}
 {{- end }}
 
+{{/* The port of metrics and probes. */}}
+{{- define "storage-controller.httpPort" -}}
+{{- $port := get .Values "httpPort" | default 8080 | int }}
+{{- if and (ne $port 8080) (ne .Values.mode "node") }}{{ fail "httpPort: only mode node uses it" }}{{ end }}
+{{- $port }}
+{{- end }}
+
 {{/* The arguments of the one container of mode all-in-one. */}}
 {{- define "storage-controller.allArgs" -}}
 {{- $v := .Values }}
@@ -292,6 +299,7 @@ true
 {{- /* Settings that need permissions, by the value that also grants these. */}}
 {{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-cleanup-unbound" "nodecontroller.nodeCleanupUnbound" "profile" "nodecontroller.profile" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-secret" "nodecontroller.webhooks.name" "webhook-config-name" "nodecontroller.webhooks.name" "webhook-service" "nodecontroller.webhooks.name" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" }}
 {{- $grace := int $v.terminationGracePeriodSeconds }}
+{{- $http := print ":" (include "storage-controller.httpPort" .) }}
 {{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed --timeout (15 s) plus ten seconds" $grace) }}{{ end }}
 {{- $settings := include "storage-controller.settings" . | fromYamlArray }}
 {{- $timeouts := list }}
@@ -331,7 +339,7 @@ true
 {{- end }}
 {{- if and $ofRole (not $ofAll) }}{{ fail (printf "%s: not every container has --%s; set STORAGE_CONTROLLER_%s in env" .place .name (.name | upper | replace "-" "_")) }}{{ end }}
 {{- end }}
-{{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (has .value (list ":8080" "0.0.0.0:8080" "[::]:8080")))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8084, one per container" "8080")) }}{{ end }}
+{{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (has .value (list $http (print "0.0.0.0" $http) (print "[::]" $http))))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8084, one per container" (trimPrefix ":" $http))) }}{{ end }}
 {{- if and (eq .name "driver-health-endpoint") (eq $v.mode "per-role") }}{{ fail (printf "%s: all containers of the pod would serve this address; use mode all-in-one, or livenessprobe in extraContainers" .place) }}{{ end }}
 {{- if eq .name "csi-socket" }}{{ fail (printf "%s: --csi-address is set, and they exclude each other; set csi-address" .place) }}{{ end }}
 {{- if and (eq (trimPrefix "nodecontroller-" .name) "webhook-addr") (not (has .value (list ":9443" "0.0.0.0:9443" "[::]:9443"))) }}{{ fail (printf "%s: the ports of the chart have 9443" .place) }}{{ end }}
@@ -444,8 +452,8 @@ true
 {{- if $v.capacity.enabled }}{{ $capacity = list "--enable-capacity" (printf "--capacity-ownerref-level=%d" (ternary 1 2 $node)) }}{{ end }}
 {{- if $node }}
 {{- if not $v.provisioner.enabled }}{{ fail "provisioner.enabled: mode node is that of the provisioner" }}{{ end }}
-{{- $args := concat (list "provision" "--csi-address=/run/csi/csi.sock" "--node-deployment" "--http-endpoint=:8080") $capacity $gates }}
-{{- include "storage-controller.container" (dict "root" . "name" "storage-controller" "port" 8080 "portName" "http" "args" $args "env" (list $here $holder $leases $objects) "configured" false "webhooks" "") | nindent 0 }}
+{{- $args := concat (list "provision" "--csi-address=/run/csi/csi.sock" "--node-deployment" (printf "--http-endpoint=:%s" (include "storage-controller.httpPort" .))) $capacity $gates }}
+{{- include "storage-controller.container" (dict "root" . "name" "storage-controller" "port" (include "storage-controller.httpPort" . | int) "portName" "http" "args" $args "env" (list $here $holder $leases $objects) "configured" false "webhooks" "") | nindent 0 }}
 {{- else if eq $v.mode "all-in-one" }}
 {{- $args := include "storage-controller.allArgs" . | fromYamlArray }}
 {{- if $configured }}{{ $args = list "all" "--config=/etc/storage-controller/config.yaml" }}{{ end }}
