@@ -166,10 +166,13 @@ func (c *command) cluster(ctx context.Context, _ bool) (s cluster, err error) {
 	return s, err
 }
 
+// maxPause bounds the pause between two rounds.
+const maxPause = 10 * time.Second
+
 // run takes steps until nothing is left to do, or the time to wait is over. For a plan it takes none.
 func (c *command) run(ctx context.Context, volumes []volume) (err error) {
 	end := time.Now().Add(c.request.Wait)
-	for {
+	for pause := time.Second; ; pause = min(2*pause, maxPause) { // each round lists all Nodes
 		volumes = slices.DeleteFunc(volumes, func(v volume) bool {
 			again, e := c.settle(ctx, v)
 			err = errors.Join(err, e)
@@ -185,7 +188,7 @@ func (c *command) run(ctx context.Context, volumes []volume) (err error) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(time.Second):
+		case <-time.After(min(pause, time.Until(end))):
 		}
 		if e := c.list(ctx); e != nil {
 			return errors.Join(err, e)
