@@ -455,7 +455,7 @@ func TestDecideAsksBeforeTheFirstCall(t *testing.T) {
 	if got := testDriver(nil).decide(s); got.action != doReadVolume {
 		t.Errorf("another volume in the cache: %v because %s", got.action, got.reason)
 	}
-	// A state that leads to a write needs no live read.
+	// A state that leads to a write needs no live read of the VolumeAttachment.
 	s = attachmentState{
 		attachment: testAttachment(),
 		volume:     testVolume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{testDriver(nil).finalizer} }),

@@ -176,7 +176,7 @@ func (a *applier) readSecrets(ctx context.Context, o operation, r *reads) (trans
 
 // protect records the request on the claim. An operation whose outcome is unknown continues
 // if that fails: the result of the call ends it, too. That of an earlier process waits, because late writes of that process
-// could remove its record during the call, unless the API server refuses the new one.
+// could remove its record during the call, unless the API server refuses the new one or a webhook changes it.
 func (a *applier) protect(ctx context.Context, s claimState) (transition, error) {
 	change, err := s.op.protection(a.c.driver.name, s.claim)
 	wait := !s.op.called

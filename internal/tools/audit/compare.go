@@ -216,7 +216,7 @@ func (c comparison) possibleUsers() string {
 		remarks += fmt.Sprintf("; it may belong to a claim that is being provisioned (claims: %d)", pending)
 	}
 	if len(c.cluster.Unread) > 0 {
-		remarks += "; it may be in use: not read: " + strings.Join(c.cluster.Unread, ", ")
+		remarks += "; it may be in use by objects that were not read: " + strings.Join(c.cluster.Unread, ", ")
 	}
 	if plugin := migration.PluginOf(c.driver); plugin != "" {
 		remarks += fmt.Sprintf("; it may be an inline volume (%s) of a pod", plugin)

@@ -258,7 +258,7 @@ func TestPossibleUsers(t *testing.T) {
 		},
 		"without permissions": {
 			driver, nil, []string{"VolumeAttachments", "PersistentVolumeClaims"},
-			"; it may be in use: not read: VolumeAttachments, PersistentVolumeClaims",
+			"; it may be in use by objects that were not read: VolumeAttachments, PersistentVolumeClaims",
 		},
 	} {
 		listed := Listed{Volumes: map[string][]string{"v": {}}}
