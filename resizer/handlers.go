@@ -58,8 +58,6 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	if old.UID != claim.UID { // deleted and recreated while the watch was interrupted
 		t.claimDeleted(old)
 	}
-	bound := old.UID != claim.UID || !isBound(old) || old.Spec.VolumeName != claim.Spec.VolumeName ||
-		old.Annotations[annStorageResizer] != claim.Annotations[annStorageResizer]
 	pv, ok := t.c.volumes.Get(claim.Spec.VolumeName)
 	if !ok {
 		return
@@ -67,7 +65,8 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	behind, missed := t.ahead.compare(claim)
 	renew := func(o operation, requested, status bool) {
 		switch needed := t.c.driver.mayNeed(o, claim, pv); {
-		case needed && (bound || requested || status && !behind):
+		// The operation is new: the claim was bound, or an earlier leader began it while the watch was interrupted.
+		case needed && !t.c.driver.mayNeed(o, old, pv), needed && (requested || status && !behind):
 			if requested {
 				t.queue.Forget(keyOf(claim, o))
 			}

@@ -104,6 +104,24 @@ func (c *claimWatch) serve(w http.ResponseWriter, r *http.Request, pass http.Han
 	pass.ServeHTTP(w, r.WithContext(ctx))
 }
 
+// start runs the resizer with this watch.
+func (c *claimWatch) start(f *fixture) {
+	f.Helper()
+	f.Watch = kubetest.Proxy(f.T, f.ControlPlane.Config(), c.serve)
+	f.start()
+}
+
+// delivers returns when the resizer knows no later version of a claim than those that were delivered.
+func (c *claimWatch) delivers(f *fixture, claim string) {
+	f.Helper()
+	kubetest.Eventually(f.T, "no version is remembered", func(context.Context) error {
+		if _, ok := f.c.term.Load().ahead.Load(f.claim(claim).UID); ok {
+			return errors.New("the watch has not delivered it")
+		}
+		return nil
+	})
+}
+
 // interrupt returns when no event can be delivered any more.
 func (c *claimWatch) interrupt() {
 	c.mu.Lock()
@@ -127,8 +145,7 @@ func (c *claimWatch) resume() {
 func resizerScenarioAhead(t *testing.T) {
 	t.Run("node_is_infeasible_again_while_the_watch_is_interrupted", func(t *testing.T) {
 		f, watch, once := newFixture(t, expands, nil), &claimWatch{}, sync.Once{}
-		f.Watch = kubetest.Proxy(t, f.ControlPlane.Config(), watch.serve)
-		f.start()
+		watch.start(f)
 		f.create("c1", nil)
 		f.request("c1", "9Gi")
 		f.reaches("c1", "C=1Gi A=9Gi "+pending+" P=9Gi PRE=1Gi "+waitNode)
@@ -152,12 +169,21 @@ func resizerScenarioAhead(t *testing.T) {
 		watch.resume()
 		f.reaches("c1", "C=1Gi A=9Gi "+pending+" P=9Gi PRE=1Gi "+waitNode)
 		f.called("9Gi 9Gi 9Gi")
-		kubetest.Eventually(t, "no version is remembered", func(context.Context) error {
-			if _, ok := term.ahead.Load(k.UID); ok {
-				return errors.New("the watch has not delivered it")
-			}
-			return nil
-		})
+		watch.delivers(f, "c1")
+	})
+	t.Run("earlier_leader_calls_while_the_watch_is_interrupted", func(t *testing.T) {
+		f, watch := newFixture(t, modifies, nil), &claimWatch{}
+		watch.start(f)
+		f.classes()
+		f.create("c1", nil)
+		f.requestClass("c1", "gold")
+		f.reaches("c1", "C=1Gi K=gold P=1Gi PV=gold")
+		watch.delivers(f, "c1")
+		watch.interrupt()
+		f.status("c1", func(c *corev1.PersistentVolumeClaim) { startModification(c, f.Unique("bronze"), time.Now()) })
+		watch.resume()
+		f.reaches("c1", "C=1Gi K=gold P=1Gi PV=gold")
+		f.modified("9 1 9")
 	})
 	t.Run("event_during_a_read", func(t *testing.T) {
 		f := scenario(t, both, slowly)
