@@ -253,14 +253,22 @@ func (i *index) locate(host, name string) (state presence, nodes []*corev1.Node)
 
 // stays reports whether a Node that value may mean exists and is not being deleted.
 func (i *index) stays(value string) bool {
+	_, ok := i.created(value)
+	return ok
+}
+
+// created returns when the latest Node for which [index.stays] holds was created.
+func (i *index) created(value string) (latest metav1.Time, ok bool) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
 	for _, name := range i.names.with(value) {
 		if n := i.nodes[name]; n != nil && n.DeletionTimestamp == nil {
-			return true
+			if ok = true; latest.Before(&n.CreationTimestamp) {
+				latest = n.CreationTimestamp
+			}
 		}
 	}
-	return false
+	return latest, ok
 }
 
 // lost returns the hosts that have volumes and no node that stays, and those of nodes that are

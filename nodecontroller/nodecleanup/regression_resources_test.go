@@ -102,18 +102,22 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 		f := scenario(t, func(f *fixture) {
 			parity(f)
 			f.cfg.NodeMissingGrace = togetherGrace // the node returns within it
+			f.cfg.NodeCleanupResourceSweep = time.Second
 		})
 		resources := f.installLogicalVolumes()
 		f.nodeAs("old", "id", "id")
 		pv, pvc := f.bound("a", "id")
 		resources.create("lv", "old")
-		f.onlyWrites()
+		f.onlyWrites("PATCH logicalvolumes/lv", "DELETE logicalvolumes/lv")
 		f.start()
 		f.observed("a")
 		f.deleteNode("old")
 		f.nodeAs("renamed", "id", "id")
 		f.stays(2*togetherGrace, pv, pvc)
 		resources.kept("lv")
+		f.removeClaim("a")
+		f.removeVolume("pv-a")
+		resources.deleted("lv")
 	})
 	t.Run("of_a_node_by_its_id", func(t *testing.T) {
 		f := scenario(t, swept)

@@ -198,8 +198,8 @@ func (p pass) keepsResources(ctx context.Context, volumes []*corev1.PersistentVo
 	for _, pv := range volumes {
 		values, local := localValues(pv, p.policy.driver, p.key())
 		for _, value := range values {
-			if !named && p.ofUnknownNode(value) {
-				return "the node of host " + value + " is not known", nil
+			if !named && p.mayOwnResources(pv, value) {
+				return "they may belong to volume " + pv.Name + ", whose node is not known", nil
 			}
 		}
 		switch {
@@ -219,9 +219,16 @@ func (p pass) keepsResources(ctx context.Context, volumes []*corev1.PersistentVo
 	return "", nil
 }
 
-// ofUnknownNode reports whether the Node of another lost host with volumes is not known. Unless hosts are named like their
-// Nodes, the resources of any Node may belong to it.
-func (p pass) ofUnknownNode(value string) bool {
-	r, ok := p.records.get(value)
-	return value != p.h.value && !p.c.index.stays(value) && (!ok || r.Node == "")
+// mayOwnResources reports whether the resources of the host may belong to pv, a volume of the host value, because its Node is
+// not known. Hosts are not named like their Nodes.
+func (p pass) mayOwnResources(pv *corev1.PersistentVolume, value string) bool {
+	r, recorded := p.records.get(value)
+	created, stays := p.c.index.created(value)
+	switch {
+	case value == p.h.value:
+		return false
+	case p.h.record.Node == "" && p.h.last.name == "": // it may be a former name of the Node of value
+		return !stays || !created.Before(&pv.CreationTimestamp)
+	}
+	return !stays && (!recorded || r.Node == "")
 }
