@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/typed/volumesnapshot/v1"
@@ -37,6 +38,29 @@ func child() {
 	}
 	fmt.Println("started")
 	select {}
+}
+
+// TestAwait: a check whose request never gets a response is repeated, and the last error is returned in the end.
+func TestAwait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		checks := 0
+		hang := func(ctx context.Context) error {
+			checks++
+			<-ctx.Done()
+			return errors.New("no response")
+		}
+		if err := Await(t.Context(), func(ctx context.Context) error {
+			if checks == 0 {
+				return hang(ctx)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+		if err := Await(t.Context(), hang); err == nil || !strings.Contains(err.Error(), "no response") || checks != 4 {
+			t.Errorf("%v after %d checks, want 4", err, checks)
+		}
+	})
 }
 
 func TestAuditShowsWhatWasDone(t *testing.T) {

@@ -108,9 +108,20 @@ func Parallel(n int) {
 	}
 }
 
-// Main runs the tests and stops the control plane after them.
+// failures are those of Eventually.
+var failures struct {
+	sync.Mutex
+	lines []string
+}
+
+// Main runs the tests, and stops the control plane after them. It repeats the failures of [Eventually] below the logs of later tests.
 func Main(m *testing.M) {
 	m.Run() // and its result is the exit status of the process, when TestMain returns
+	failures.Lock()
+	defer failures.Unlock()
+	for _, line := range failures.lines {
+		fmt.Fprintln(os.Stderr, line)
+	}
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.controlPlane != nil {
@@ -134,19 +145,27 @@ func Namespace(t testing.TB, c *ControlPlane) string {
 func Eventually(t testing.TB, what string, check func(ctx context.Context) error) {
 	t.Helper()
 	if err := Await(t.Context(), check); err != nil {
-		t.Fatalf("waiting until %s: %v", what, err)
+		message := fmt.Sprintf("waiting until %s: %v", what, err)
+		failures.Lock()
+		failures.lines = append(failures.lines, t.Name()+" failed: "+message)
+		failures.Unlock()
+		t.Fatal(message)
 	}
 }
 
-// Await waits until check returns nil. After 90 s, it returns the last error.
+// checkCap bounds one check, so that a request without a response is repeated.
+const checkCap = waitCap / 3
+
+// Await waits until check returns nil. After 90 s, it returns the last error. The context of check ends after 30 s.
 func Await(ctx context.Context, check func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, waitCap)
 	defer cancel()
 	begin := time.Now()
 	var err error
 	for {
-		last := check(ctx)
-		if last == nil {
+		one, cancel := context.WithTimeout(ctx, checkCap)
+		last := check(one)
+		if cancel(); last == nil {
 			return nil
 		}
 		if err == nil || ctx.Err() == nil { // that the time is over tells less than what was found before

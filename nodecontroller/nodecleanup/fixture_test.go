@@ -102,7 +102,17 @@ func scenario(t *testing.T, change func(f *fixture)) *fixture {
 	f.node("keep")
 	f.Cleanup(f.removeNodes)
 	f.Cleanup(f.checkWrites)
+	f.Cleanup(f.explain)
 	return f
+}
+
+// explain logs the last requests of the controller before a failure.
+func (f *fixture) explain() {
+	if sent := f.allRequests(); f.Failed() {
+		for _, s := range sent[max(0, len(sent)-30):] {
+			f.Logf("%s %s", s.at.Format(time.StampMilli), s.line)
+		}
+	}
 }
 
 // removeNodes removes the nodes with their finalizers, because other scenarios list them.
