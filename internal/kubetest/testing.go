@@ -108,7 +108,7 @@ func Parallel(n int) {
 	}
 }
 
-// failures are those of Eventually.
+// failures has a line for each wait of [Eventually] that failed.
 var failures struct {
 	sync.Mutex
 	lines []string
