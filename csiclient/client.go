@@ -75,9 +75,6 @@ func (c Config) path() (string, error) {
 const (
 	// probeInterval is the time between two probes of a driver that is not ready.
 	probeInterval = time.Second
-	// maxRecvMsgSize bounds a response. A ListVolumes response without pages has a few hundred bytes
-	// per volume.
-	maxRecvMsgSize = 256 << 20
 	// waitLogInterval is the time between two log lines while waiting for the driver.
 	waitLogInterval = 10 * time.Second
 )
@@ -159,9 +156,9 @@ func (c Config) dial(interceptors ...grpc.UnaryClientInterceptor) (*grpc.ClientC
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: time.Second,
 		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxRecvMsgSize)),
-		grpc.WithAuthority("localhost"), // some servers reject the path of the socket
-		grpc.WithChainUnaryInterceptor(interceptors...),
+		grpc.WithMaxHeaderListSize(maxResponse), // the text of an error is a header
+		grpc.WithAuthority("localhost"),         // some servers reject the path of the socket
+		grpc.WithChainUnaryInterceptor(append(interceptors, limited)...),
 	}
 	if c.Dial != nil {
 		options = append(options, grpc.WithContextDialer(c.Dial))

@@ -159,8 +159,7 @@ func traced(
 	err := invoke(ctx, method, request, response, conn, opts...)
 	span.SetAttributes(attribute.String("rpc.system", "grpc"), attribute.Int("rpc.grpc.status_code", int(status.Code(err))))
 	if err != nil {
-		// A collector refuses long texts and bytes that are not UTF-8, which a driver may return.
-		span.SetStatus(codes.Error, fmt.Sprintf("%.1000s", strings.ToValidUTF8(err.Error(), "?")))
+		span.SetStatus(codes.Error, err.Error())
 	}
 	return err
 }

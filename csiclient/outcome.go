@@ -75,5 +75,5 @@ func OutcomeOf(err error) Outcome {
 func refused(message string) bool {
 	var size, limit int
 	_, err := fmt.Sscanf(message, "grpc: received message larger than max (%d vs. %d)", &size, &limit)
-	return err == nil && limit < maxRecvMsgSize // else the response exceeded the limit of this client
+	return err == nil && limit != maxResponse && limit != maxListResponse // else the response exceeded the limit of this client
 }

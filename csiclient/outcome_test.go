@@ -29,10 +29,11 @@ func TestOutcomeOf(t *testing.T) {
 		}
 	}
 	for message, want := range map[string]Outcome{
-		fmt.Sprintf("grpc: received message larger than max (9 vs. %d)", maxRecvMsgSize): Indeterminate, // the response
-		"grpc: received message larger than max (5000000 vs. 4194304)":                   Final,
-		"received 9-bytes data exceeding the limit 8 bytes":                              Indeterminate,
-		"received HTTP status 507 from the storage system":                               Final,
+		fmt.Sprintf("grpc: received message larger than max (9 vs. %d)", maxResponse):     Indeterminate, // the response
+		fmt.Sprintf("grpc: received message larger than max (9 vs. %d)", maxListResponse): Indeterminate,
+		"grpc: received message larger than max (5000000 vs. 4194304)":                    Final,
+		"received 9-bytes data exceeding the limit 8 bytes":                               Indeterminate,
+		"received HTTP status 507 from the storage system":                                Final,
 	} {
 		if got := OutcomeOf(status.Error(codes.ResourceExhausted, message)); got != want {
 			t.Errorf("%s is %v, want %v", message, got, want)

@@ -36,9 +36,8 @@ type Call struct {
 }
 
 const (
-	maxSlowest   = 10
-	maxFailed    = 20
-	maxErrorText = 500 // bytes
+	maxSlowest = 10
+	maxFailed  = 20
 )
 
 // calls holds the running, the slowest and the latest failed calls of a connection.
@@ -65,9 +64,6 @@ func (c *calls) intercept(
 	call.Took, call.Code = time.Since(call.Began), status.Code(err).String()
 	if err != nil {
 		call.Error = status.Convert(err).Message()
-		if len(call.Error) > maxErrorText {
-			call.Error = strings.ToValidUTF8(call.Error[:maxErrorText], "") + "…"
-		}
 		if len(c.failed) == maxFailed {
 			c.failed = slices.Delete(c.failed, 0, 1)
 		}

@@ -21,7 +21,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("before the connection: %+v", s)
 	}
 	connect(t, c)
-	p.Next("DeleteVolume", csitest.Fail(codes.Internal, strings.Repeat("x", 1000)), csitest.Hang())
+	p.Next("DeleteVolume", csitest.Fail(codes.Internal, strings.Repeat("x", 10000)), csitest.Hang())
 	request := &csi.DeleteVolumeRequest{VolumeId: "v-1", Secrets: map[string]string{"key": "hidden"}}
 	if _, err := c.Controller().DeleteVolume(within(t), request); err == nil {
 		t.Fatal("no error")
@@ -38,7 +38,7 @@ func TestStatus(t *testing.T) {
 	if len(s.Running) != 1 || s.Running[0].Method != "DeleteVolume" || s.Running[0].Volume != "v-1" || s.Running[0].Code != "" {
 		t.Errorf("running: %+v", s.Running)
 	}
-	if len(s.Failed) != 1 || s.Failed[0].Code != "Internal" || len(s.Failed[0].Error) > maxErrorText+5 || s.Failed[0].Took <= 0 {
+	if len(s.Failed) != 1 || s.Failed[0].Code != "Internal" || len(s.Failed[0].Error) > maxText+5 || s.Failed[0].Took <= 0 {
 		t.Errorf("failed: %+v", s.Failed)
 	}
 	p.Release()

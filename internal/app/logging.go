@@ -18,6 +18,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/zapr"
 	"go.uber.org/zap"
+	"go.uber.org/zap/buffer"
 	"go.uber.org/zap/zapcore"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/klog/v2"
@@ -56,6 +57,7 @@ func SetUpLogging(cfg settings.Logging) (*Logs, error) {
 	if err := logs.set(cfg); err != nil {
 		return nil, err
 	}
+	encoder = boundedEncoder{encoder}
 	stderr := zapcore.Lock(os.Stderr)
 	core := zapcore.NewCore(encoder, stderr, logs.enabled)
 	if split {
@@ -155,6 +157,34 @@ func logFormat(cfg settings.Logging) (encoder zapcore.Encoder, split bool, buffe
 		return nil, false, 0, fmt.Errorf("%s: must be a size such as 64Ki, got %q", name, size)
 	}
 	return encoder, split, int(quantity.Value()), nil
+}
+
+// maxLogField bounds a field of a log entry, in bytes. Users of the API server and the driver decide how long most are.
+const maxLogField = 64 << 10
+
+// boundedEncoder cuts long fields.
+type boundedEncoder struct{ zapcore.Encoder }
+
+// EncodeEntry encodes e.
+func (b boundedEncoder) EncodeEntry(e zapcore.Entry, fields []zapcore.Field) (*buffer.Buffer, error) {
+	line, err := b.Encoder.EncodeEntry(e, fields)
+	if err != nil || line.Len() <= maxLogField {
+		return line, err
+	}
+	line.Free()
+	var short []zapcore.Field
+	for _, field := range fields {
+		values := zapcore.NewMapObjectEncoder()
+		field.AddTo(values)
+		for key, value := range values.Fields {
+			if text := fmt.Sprint(value); len(text) > maxLogField {
+				short = append(short, zap.String(key, fmt.Sprintf("%s… (%d bytes)", strings.ToValidUTF8(text[:maxLogField], ""), len(text))))
+			} else {
+				short = append(short, zap.Any(key, value))
+			}
+		}
+	}
+	return b.Encoder.EncodeEntry(e, short)
 }
 
 // encodeLevel writes every level below debug as debug: zap has no name for them.

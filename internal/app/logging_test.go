@@ -64,6 +64,7 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 		log.V(2).Info("two with vmodule")
+		log.V(2).Info("long", "text", strings.Repeat("x", 2*maxLogField), "err", errors.New(strings.Repeat("y", 2*maxLogField)), "number", 7)
 		logs.Flush()
 		os.Exit(0)
 	}
@@ -166,8 +167,12 @@ func TestLogging(t *testing.T) {
 				t.Errorf("%v: %s", err, line)
 			}
 		}
-		if n := strings.Count(stderr, "\n"); n != 5 {
+		if n := strings.Count(stderr, "\n"); n != 6 {
 			t.Errorf("%d lines:\n%s", n, stderr)
+		}
+		if len(stderr) > 3*maxLogField || !strings.Contains(stderr, "x… (131072 bytes)") || !strings.Contains(stderr, "y… (131072 bytes)") ||
+			!strings.Contains(stderr, `"number":7`) {
+			t.Errorf("long fields are not cut: %d bytes", len(stderr))
 		}
 	})
 }
