@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
@@ -27,9 +28,12 @@ var (
 // checkVolume returns an error if a created volume does not match its request.
 func checkVolume(request *csi.CreateVolumeRequest, v *csi.Volume) error {
 	required := request.GetCapacityRange().GetRequiredBytes()
+	invalidID := csiclient.CheckID("volume_id", v.GetVolumeId())
 	switch {
 	case v.GetVolumeId() == "":
 		return errNoVolume
+	case invalidID != nil:
+		return fmt.Errorf("%w: %w", errUnusable, invalidID)
 	case v.GetCapacityBytes() != 0 && v.GetCapacityBytes() < required:
 		return fmt.Errorf("%w: it has %d bytes, and the request requires %d; this is a driver bug",
 			errUnusable, v.GetCapacityBytes(), required)

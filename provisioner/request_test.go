@@ -346,6 +346,8 @@ func TestCheckVolume(t *testing.T) {
 		"none":               {nil, nil, errNoVolume},
 		"no ID":              {nil, &csi.Volume{CapacityBytes: 10}, errNoVolume},
 		"no ID, no content":  {source, &csi.Volume{CapacityBytes: 10}, errNoVolume}, // what has no ID cannot be deleted
+		"ID of two lines":    {nil, &csi.Volume{VolumeId: "v\nw", CapacityBytes: 10}, errUnusable},
+		"long ID":            {nil, &csi.Volume{VolumeId: strings.Repeat("v", 2000), CapacityBytes: 10}, errUnusable},
 		"too small":          {nil, &csi.Volume{VolumeId: "v", CapacityBytes: 9}, errUnusable},
 		"negative size":      {nil, &csi.Volume{VolumeId: "v", CapacityBytes: -1}, errUnusable},
 		"as asked":           {nil, &csi.Volume{VolumeId: "v", CapacityBytes: 10}, nil},

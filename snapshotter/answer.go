@@ -15,6 +15,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/csiclient"
 )
 
 // answer is a valid response of the driver about a snapshot or a group.
@@ -45,6 +47,11 @@ func snapshotAnswer(s *csi.Snapshot) (*answer, error) {
 	case s.GetSizeBytes() < 0:
 		return nil, invalidAnswer(fmt.Sprintf("negative size_bytes %d of snapshot %q", s.GetSizeBytes(), s.GetSnapshotId()))
 	}
+	err := errors.Join(csiclient.CheckID("snapshot_id", s.GetSnapshotId()), csiclient.CheckID("group_snapshot_id", s.GetGroupSnapshotId()),
+		csiclient.CheckID("source_volume_id", s.GetSourceVolumeId()))
+	if err != nil {
+		return nil, invalidAnswer(err.Error())
+	}
 	return &answer{
 		handle: s.GetSnapshotId(), ready: s.GetReadyToUse(), created: timeOf(s.GetCreationTime()), size: s.GetSizeBytes(),
 		group: s.GetGroupSnapshotId(),
@@ -58,6 +65,9 @@ func groupAnswer(g *csi.VolumeGroupSnapshot, complete bool) (*answer, error) {
 		return nil, invalidAnswer("no group snapshot")
 	case g.GetGroupSnapshotId() == "":
 		return nil, invalidAnswer("empty group_snapshot_id")
+	}
+	if err := csiclient.CheckID("group_snapshot_id", g.GetGroupSnapshotId()); err != nil {
+		return nil, invalidAnswer(err.Error())
 	}
 	a := &answer{handle: g.GetGroupSnapshotId(), ready: g.GetReadyToUse(), created: timeOf(g.GetCreationTime())}
 	if !complete {

@@ -106,6 +106,8 @@ func TestSnapshotterScenarioCreate(t *testing.T) {
 			"none":             func(r *csi.CreateSnapshotResponse) { r.Snapshot = nil },
 			"without_a_handle": func(r *csi.CreateSnapshotResponse) { r.Snapshot.SnapshotId = "" },
 			"negative":         func(r *csi.CreateSnapshotResponse) { r.Snapshot.SizeBytes = -1 },
+			"two_lines":        func(r *csi.CreateSnapshotResponse) { r.Snapshot.SnapshotId = "a\nb" },
+			"long_group":       func(r *csi.CreateSnapshotResponse) { r.Snapshot.GroupSnapshotId = strings.Repeat("g", 2000) },
 		} {
 			t.Run(name, func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, nil)
