@@ -5,6 +5,7 @@ package csiclient
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"time"
 
@@ -18,19 +19,18 @@ type VolumeLister interface {
 }
 
 // EachVolume calls ListVolumes until the last page and passes every entry to add. timeout bounds
-// one page, and maxEntries its size; zero lets the driver choose. A token that the driver
-// returns twice is an error, because the pages would never end.
+// one page, and maxEntries its size; zero lets the driver choose. Pages that never end are an error.
 func EachVolume(
 	ctx context.Context, driver VolumeLister, timeout time.Duration, maxEntries int, add func(*csi.ListVolumesResponse_Entry),
 ) error {
-	return eachPage("volumes", "ListVolumes", func(token string) (string, error) {
+	return eachPage("volumes", "ListVolumes", func(token string) (int, string, error) {
 		call, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		page, err := driver.ListVolumes(call, &csi.ListVolumesRequest{MaxEntries: int32(maxEntries), StartingToken: token})
 		for _, entry := range page.GetEntries() {
 			add(entry)
 		}
-		return page.GetNextToken(), err
+		return len(page.GetEntries()), page.GetNextToken(), err
 	})
 }
 
@@ -41,31 +41,49 @@ type SnapshotLister interface {
 
 // EachSnapshot calls ListSnapshots as [EachVolume] calls ListVolumes.
 func EachSnapshot(ctx context.Context, driver SnapshotLister, timeout time.Duration, maxEntries int, add func(*csi.Snapshot)) error {
-	return eachPage("snapshots", "ListSnapshots", func(token string) (string, error) {
+	return eachPage("snapshots", "ListSnapshots", func(token string) (int, string, error) {
 		call, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		page, err := driver.ListSnapshots(call, &csi.ListSnapshotsRequest{MaxEntries: int32(maxEntries), StartingToken: token})
 		for _, entry := range page.GetEntries() {
 			add(entry.GetSnapshot())
 		}
-		return page.GetNextToken(), err
+		return len(page.GetEntries()), page.GetNextToken(), err
 	})
 }
 
-// eachPage calls list with the token of each page until the last one.
-func eachPage(what, method string, list func(token string) (next string, err error)) error {
-	token, seen := "", map[string]struct{}{}
+const (
+	// maxListed bounds the entries of a list plus its pages. A cluster has fewer volumes, also of a driver whose list includes others.
+	maxListed = 1_000_000
+	// maxListTime bounds the time of a list.
+	maxListTime = time.Hour
+)
+
+// eachPage calls list with the token of each page until the last one. list returns the number of entries and the next token.
+func eachPage(what, method string, list func(token string) (entries int, next string, err error)) error {
+	token, listed, start := "", 0, time.Now()
+	seen := map[[sha256.Size]byte]struct{}{} // a token may be long
 	for {
-		next, err := list(token)
+		entries, next, err := list(token)
 		if err != nil {
-			return fmt.Errorf("listing the %s of the driver from token %q: %w", what, token, err)
+			return fmt.Errorf("listing the %s of the driver from token %.100q: %w", what, token, err)
 		}
 		if token = next; token == "" {
 			return nil
 		}
-		if _, ok := seen[token]; ok {
-			return fmt.Errorf("listing the %s of the driver: %s returned token %q twice. This is a bug of the driver", what, method, token)
+		hash := sha256.Sum256([]byte(token))
+		_, repeated := seen[hash]
+		seen[hash] = struct{}{}
+		switch listed += entries + 1; {
+		case repeated:
+			err = fmt.Errorf("%s returned token %.100q twice. This is a bug of the driver", method, token)
+		case listed > maxListed:
+			err = fmt.Errorf("%s returned %d entries in %d pages without an end. Check the driver", method, listed-len(seen), len(seen))
+		case time.Since(start) > maxListTime:
+			err = fmt.Errorf("%s returned %d pages in %v without an end. Check the driver", method, len(seen), maxListTime)
 		}
-		seen[token] = struct{}{}
+		if err != nil {
+			return fmt.Errorf("listing the %s of the driver: %w", what, err)
+		}
 	}
 }

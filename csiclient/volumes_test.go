@@ -6,8 +6,10 @@ package csiclient
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -48,5 +50,37 @@ func TestEachVolume(t *testing.T) {
 		if strings.Join(got, " ") != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 			t.Errorf("%s: %q, error %v", name, got, err)
 		}
+	}
+}
+
+// endless returns pages with so many entries, each after delay, and never the last one.
+type endless struct {
+	entries int
+	delay   time.Duration
+	pages   *int
+}
+
+func (e endless) ListSnapshots(context.Context, *csi.ListSnapshotsRequest, ...grpc.CallOption) (*csi.ListSnapshotsResponse, error) {
+	time.Sleep(e.delay)
+	*e.pages++
+	return &csi.ListSnapshotsResponse{Entries: make([]*csi.ListSnapshotsResponse_Entry, e.entries), NextToken: strconv.Itoa(*e.pages)}, nil
+}
+
+func TestPagesThatNeverEnd(t *testing.T) {
+	for name, tt := range map[string]struct {
+		lister endless
+		want   string
+	}{
+		"many entries": {endless{entries: 10_000}, "ListSnapshots returned 1000000 entries in 100 pages without an end"},
+		"empty pages":  {endless{}, "ListSnapshots returned 0 entries in 1000001 pages without an end"},
+		"slow pages":   {endless{delay: time.Minute}, "ListSnapshots returned 61 pages in 1h0m0s without an end"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			tt.lister.pages = new(int)
+			err := EachSnapshot(t.Context(), tt.lister, time.Minute, 0, func(*csi.Snapshot) {})
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%s: %v after %d pages", name, err, *tt.lister.pages)
+			}
+		})
 	}
 }
