@@ -72,8 +72,12 @@ func (c *Client) identify(ctx context.Context) (Driver, error) {
 	if err != nil {
 		return d, fmt.Errorf("getting the name of the driver at %s: GetPluginInfo: %w", c.cfg.Address, err)
 	}
-	if d.Name, d.VendorVersion = info.GetName(), info.GetVendorVersion(); d.Name == "" {
-		return d, fmt.Errorf("getting the name of the driver at %s: GetPluginInfo returned an empty name", c.cfg.Address)
+	d.Name, d.VendorVersion = info.GetName(), text(info.GetVendorVersion())
+	if err = CheckID("name", d.Name); d.Name == "" {
+		err = errors.New("GetPluginInfo returned an empty name")
+	}
+	if err != nil {
+		return d, fmt.Errorf("getting the name of the driver at %s: %w: %w", c.cfg.Address, errInvalidName, err)
 	}
 	c.recorder.setDriver(d.Name)
 	if d.Plugin, err = c.pluginCapabilities(ctx); err != nil {
@@ -198,6 +202,7 @@ func difference(before, now Driver) error {
 }
 
 var (
+	errInvalidName = errors.New("invalid name")
 	// ErrDriverChanged is returned by [Client.Run] if the name or the capabilities of the driver change, or the topology of
 	// the node after [Client.NodeInfo].
 	ErrDriverChanged = errors.New("the driver has changed")

@@ -96,7 +96,7 @@ type Client struct {
 	ready    chan struct{}            // closed while ready
 	lost     chan struct{}            // closed while not ready
 	reason   error                    // nil while ready
-	dialErr  error                    // of the last attempt to open the socket
+	lastErr  error                    // of the last attempt to open the socket or to read from the driver
 	nodeInfo *csi.NodeGetInfoResponse // nil: it was not read
 }
 
@@ -132,7 +132,12 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", path)
 		}
 	}
-	cfg.Dial = c.recordError(cfg.Dial)
+	dial := cfg.Dial
+	cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+		conn, err := dial(ctx, address)
+		c.recordError(err)
+		return conn, err
+	}
 	if c.conn, err = cfg.dial(traced, c.calls.intercept, c.recorder.intercept, logger{cfg.MaxLogLength}.intercept); err != nil {
 		return nil, err
 	}
@@ -170,15 +175,11 @@ func (c Config) dial(interceptors ...grpc.UnaryClientInterceptor) (*grpc.ClientC
 	return conn, nil
 }
 
-// recordError returns dial, whose error becomes part of the reason for which the client is not ready.
-func (c *Client) recordError(dial dialer) dialer {
-	return func(ctx context.Context, address string) (net.Conn, error) {
-		conn, err := dial(ctx, address)
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.dialErr = err
-		return conn, err
-	}
+// recordError makes err part of the reason for which the client is not ready.
+func (c *Client) recordError(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lastErr = err
 }
 
 // Close closes the connection.
@@ -218,32 +219,71 @@ func call[Q, R any](ctx context.Context, c *Client, f func(context.Context, Q, .
 }
 
 // Connect waits, without a timeout, until the driver serves the socket and is ready, and reads its
-// identity and capabilities. After that, the client is ready. Connect fails if the driver returns
-// an error.
+// identity and capabilities. After that, the client is ready. A driver may return any error during
+// its start. Connect fails only after one that needs another driver.
 func (c *Client) Connect(ctx context.Context) (Driver, error) {
+	var driver Driver
+	err := c.await(ctx, needsOther, func() (err error) {
+		driver, err = c.identify(ctx)
+		return err
+	})
+	if err != nil {
+		return Driver{}, err
+	}
+	c.mu.Lock()
+	c.driver = driver
+	c.mu.Unlock()
+	c.setReady(nil)
+	return driver, nil
+}
+
+// needsOther reports whether err means that no CSI driver serves the socket, or one that violates the CSI spec.
+func needsOther(err error) bool {
+	return status.Code(err) == codes.Unimplemented || errors.Is(err, errInvalidName)
+}
+
+// await waits until the driver is connected and ready, and read succeeds. It repeats all of it every second after an error, unless
+// final returns true for it.
+func (c *Client) await(ctx context.Context, final func(error) bool, read func() error) error {
+	log := klog.FromContext(ctx)
+	var last error
+	var logged time.Time
 	for {
 		if err := c.awaitConnection(ctx); err != nil {
-			return Driver{}, err
+			return c.ended(ctx, last)
 		}
-		disconnected, err := c.probe(ctx)
-		if err != nil {
-			return Driver{}, err
+		err := c.probe(ctx)
+		if err == nil {
+			err = read()
 		}
-		if disconnected {
-			continue
-		}
-		driver, err := c.identify(ctx)
 		switch {
 		case err == nil:
-			c.mu.Lock()
-			c.driver = driver
-			c.mu.Unlock()
-			c.setReady(nil)
-			return driver, nil
-		case status.Code(err) != codes.Unavailable || !c.disconnects(ctx):
-			return Driver{}, err
+			return nil
+		case ctx.Err() != nil:
+			return c.ended(ctx, last)
+		case final(err):
+			return err
+		}
+		if last == nil || last.Error() != err.Error() || time.Since(logged) > waitLogInterval {
+			logged = time.Now()
+			log.Info("Driver is not ready yet, retrying", "address", c.cfg.Address, "err", err)
+		}
+		last = err
+		c.recordError(err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(probeInterval):
 		}
 	}
+}
+
+// ended returns the error of a wait for the driver whose context has ended. last is the last error of the driver, or nil.
+func (c *Client) ended(ctx context.Context, last error) error {
+	err := fmt.Errorf("waiting for the driver at %s: %w", c.cfg.Address, context.Cause(ctx))
+	if last != nil {
+		return fmt.Errorf("%w; the last error was: %w", err, last)
+	}
+	return err
 }
 
 // awaitConnection waits until the connection is established.
@@ -261,7 +301,7 @@ func (c *Client) awaitConnection(ctx context.Context) error {
 		changed := c.conn.WaitForStateChange(wait, state)
 		cancel()
 		if ctx.Err() != nil {
-			return fmt.Errorf("waiting for the driver at %s: %w", c.cfg.Address, context.Cause(ctx))
+			return context.Cause(ctx)
 		}
 		if !changed {
 			log.Info("Still connecting to the driver. Check that it is running and serves this socket",
@@ -270,36 +310,14 @@ func (c *Client) awaitConnection(ctx context.Context) error {
 	}
 }
 
-// disconnects reports whether the connection is lost, which may be a moment after a call has failed because of that.
-func (c *Client) disconnects(ctx context.Context) bool {
-	wait, cancel := context.WithTimeout(ctx, probeInterval)
-	defer cancel()
-	return c.conn.WaitForStateChange(wait, connectivity.Ready)
-}
-
-// probe calls Probe every second until the driver is ready. It returns true if the connection was
-// lost meanwhile.
-func (c *Client) probe(ctx context.Context) (disconnected bool, err error) {
-	log := klog.FromContext(ctx)
-	for {
-		response, err := call(ctx, c, c.identity.Probe, &csi.ProbeRequest{})
-		switch {
-		case ctx.Err() != nil:
-			return false, fmt.Errorf("waiting for the driver at %s to be ready: %w", c.cfg.Address, context.Cause(ctx))
-		case err == nil && isReady(response):
-			return false, nil
-		case err == nil:
-			log.Info("Driver is not ready yet", "address", c.cfg.Address)
-		case status.Code(err) == codes.DeadlineExceeded:
-			log.Info("Probe timed out", "address", c.cfg.Address, "timeout", c.cfg.Timeout)
-		case status.Code(err) == codes.Unavailable && c.conn.GetState() != connectivity.Ready:
-			return true, nil // from gRPC, not from the driver
-		default:
-			return false, fmt.Errorf("probing the driver at %s: Probe: %w", c.cfg.Address, err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(probeInterval):
-		}
+// probe returns an error unless the driver is ready.
+func (c *Client) probe(ctx context.Context) error {
+	response, err := call(ctx, c, c.identity.Probe, &csi.ProbeRequest{})
+	if err != nil {
+		return fmt.Errorf("probing the driver at %s: Probe: %w", c.cfg.Address, err)
 	}
+	if !isReady(response) {
+		return errNotReady
+	}
+	return nil
 }

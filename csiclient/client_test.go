@@ -136,28 +136,71 @@ func TestProbeThatHangsIsRepeated(t *testing.T) {
 	}
 }
 
-func TestConnectErrors(t *testing.T) {
-	empty := csitest.Alter(func(r *csi.GetPluginInfoResponse) { r.Name = "" })
+// TestConnectRetries: a driver may return any error during its start.
+func TestConnectRetries(t *testing.T) {
 	tests := map[string]struct {
 		method string
 		step   csitest.Step
 		want   string
 	}{
-		"probe fails":              {"Probe", csitest.Fail(codes.Internal, "broken"), "Probe"},
-		"probe is not available":   {"Probe", csitest.Fail(codes.Unavailable, "later"), "Probe"},
-		"probe is not implemented": {"Probe", csitest.Fail(codes.Unimplemented, "what?"), "Probe"},
-		"name fails":               {"GetPluginInfo", csitest.Fail(codes.Unavailable, "later"), "GetPluginInfo"},
-		"name is empty":            {"GetPluginInfo", empty, "empty name"},
-		"plugin capabilities fail": {"GetPluginCapabilities", csitest.Fail(codes.Internal, "broken"), "GetPluginCapabilities"},
-		"controller capabilities fail": {"ControllerGetCapabilities", csitest.Fail(codes.Internal, "broken"),
+		"probe fails":                  {"Probe", csitest.Fail(codes.Internal, "broken"), "Probe"},
+		"probe is not available":       {"Probe", csitest.Fail(codes.Unavailable, "later"), "Probe"},
+		"probe fails a precondition":   {"Probe", csitest.Fail(codes.FailedPrecondition, "no storage yet"), "Probe"},
+		"name hangs":                   {"GetPluginInfo", csitest.Hang(), "GetPluginInfo"},
+		"name is not available":        {"GetPluginInfo", csitest.Fail(codes.Unavailable, "later"), "GetPluginInfo"},
+		"plugin capabilities fail":     {"GetPluginCapabilities", csitest.Fail(codes.Internal, "broken"), "GetPluginCapabilities"},
+		"controller capabilities fail": {"ControllerGetCapabilities", csitest.Fail(codes.Unavailable, "x"), "ControllerGetCapabilities"},
+		"controller capabilities hang": {"ControllerGetCapabilities", csitest.Hang(), "ControllerGetCapabilities"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := csitest.Run(t, csitest.Config{})
+			p.Next(tt.method, tt.step)
+			c, _ := newClient(t, p, func(c *Config) { c.Timeout = time.Second })
+			connect(t, c)
+			if n := p.Count(tt.method); n != 2 {
+				t.Errorf("%s was called %d times, want twice", tt.method, n)
+			}
+			p.Always(tt.method, tt.step)
+			again, _ := newClient(t, p, func(c *Config) { c.Timeout = time.Second })
+			ctx, cancel := context.WithCancelCause(within(t))
+			go func() {
+				_ = p.Wait(ctx, tt.method, 4)
+				cancel(errors.New("enough"))
+			}()
+			_, err := again.Connect(ctx)
+			if err == nil || !strings.Contains(err.Error(), "enough; the last error was: ") || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("the error of a wait that ends is %v", err)
+			}
+			if reason := again.CheckReady(); reason == nil || !strings.Contains(reason.Error(), tt.want) {
+				t.Errorf("the reason is %v", reason)
+			}
+		})
+	}
+}
+
+func TestConnectFailsIfItNeedsAnotherDriver(t *testing.T) {
+	named := func(name string) csitest.Step {
+		return csitest.Alter(func(r *csi.GetPluginInfoResponse) { r.Name = name })
+	}
+	tests := map[string]struct {
+		method string
+		step   csitest.Step
+		want   string
+	}{
+		"probe is not implemented": {"Probe", csitest.Fail(codes.Unimplemented, "unknown service"), "Probe"},
+		"name is not implemented":  {"GetPluginInfo", csitest.Fail(codes.Unimplemented, "unknown service"), "GetPluginInfo"},
+		"name is empty":            {"GetPluginInfo", named(""), "empty name"},
+		"name has two lines":       {"GetPluginInfo", named("a\nb"), `the name "a\nb"`},
+		"controller capabilities are not implemented": {"ControllerGetCapabilities", csitest.Fail(codes.Unimplemented, "x"),
 			"ControllerGetCapabilities"},
-		"controller capabilities time out": {"ControllerGetCapabilities", csitest.Hang(), "ControllerGetCapabilities"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			p := csitest.Run(t, csitest.Config{})
 			p.Next(tt.method, tt.step)
-			c, _ := newClient(t, p, func(c *Config) { c.Timeout = 2 * time.Second })
+			c, _ := newClient(t, p, nil)
 			_, err := c.Connect(within(t))
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want an error with %q", err, tt.want)

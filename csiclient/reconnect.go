@@ -42,33 +42,15 @@ func (c *Client) Run(ctx context.Context) error {
 
 // reconnect waits until the same driver is connected and ready.
 func (c *Client) reconnect(ctx context.Context) error {
-	log := klog.FromContext(ctx)
-	for {
-		if err := c.awaitConnection(ctx); err != nil {
-			return err
-		}
-		// Errors are not final here: a driver may return any during its start.
-		disconnected, err := c.probe(ctx)
-		if err == nil && !disconnected {
-			var changed error
-			if changed, err = c.changed(ctx); err == nil {
-				if changed != nil {
-					return fmt.Errorf("%w: %w; the process exits, to start with the new driver", ErrDriverChanged, changed)
-				}
-				return nil
-			}
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err != nil {
-			log.Info("Reconnecting to the driver failed, retrying", "address", c.cfg.Address, "err", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(probeInterval):
-		}
+	var changed error
+	err := c.await(ctx, func(error) bool { return false }, func() (err error) {
+		changed, err = c.changed(ctx)
+		return err
+	})
+	if err == nil && changed != nil {
+		return fmt.Errorf("%w: %w; the process exits, to start with the new driver", ErrDriverChanged, changed)
 	}
+	return err
 }
 
 // WaitReady waits until the driver can be called. It returns the cause of ctx if that ends first.
@@ -108,8 +90,8 @@ func (c *Client) WaitLost(ctx context.Context, limit time.Duration) error {
 func (c *Client) CheckReady() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.reason != nil && c.dialErr != nil {
-		return fmt.Errorf("%w: %w", c.reason, c.dialErr)
+	if c.reason != nil && c.lastErr != nil {
+		return fmt.Errorf("%w: %w", c.reason, c.lastErr)
 	}
 	return c.reason
 }

@@ -50,26 +50,30 @@ func attacherScenarioStart(t *testing.T) {
 	})
 	for name, tt := range map[string]struct {
 		method string
-		step   csitest.Step
-		says   string
+		code   codes.Code
 	}{
-		"068_probe_is_not_implemented": {"Probe", csitest.Fail(codes.Unimplemented, "I am broken"), "I am broken"},
-		"068_probe_fails":              {"Probe", csitest.Fail(codes.Internal, "I am broken"), "I am broken"},
-		"068_probe_says_unavailable":   {"Probe", csitest.Fail(codes.Unavailable, "I am broken"), "I am broken"}, // the socket is open
-		"068_identity_fails":           {"GetPluginInfo", csitest.Fail(codes.Unavailable, "I am broken"), "I am broken"},
-		"068_identity_without_a_name": {"GetPluginInfo", csitest.Alter(func(r *csi.GetPluginInfoResponse) { r.Name = "" }),
-			"empty name"},
-		"068_plugin_capabilities_fail":   {"GetPluginCapabilities", csitest.Fail(codes.Internal, "I am broken"), "I am broken"},
-		"068_controller_capability_fail": {"ControllerGetCapabilities", csitest.Fail(codes.Internal, "I am broken"), "I am broken"},
+		"068_probe_fails":                {"Probe", codes.FailedPrecondition},
+		"068_probe_says_unavailable":     {"Probe", codes.Unavailable}, // the socket is open
+		"068_identity_fails":             {"GetPluginInfo", codes.Unavailable},
+		"068_plugin_capabilities_fail":   {"GetPluginCapabilities", codes.Internal},
+		"068_controller_capability_fail": {"ControllerGetCapabilities", codes.Internal},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e := newEnv(t, csitest.Config{}, 0)
-			e.plugin.Next(tt.method, tt.step) // a second call would be answered well
-			e.run("attach").fails(tt.method, tt.says)
-			e.calls(tt.method, 1)
+			newEnv(t, csitest.Config{}, 0).failsAtFirst("attach", tt.method, tt.code)
 		})
 	}
+	t.Run("068_probe_is_not_implemented", func(t *testing.T) {
+		t.Parallel()
+		e := newEnv(t, csitest.Config{}, 0)
+		e.plugin.Next("Probe", csitest.Fail(codes.Unimplemented, "I am broken"))
+		e.run("attach").fails("Probe", "I am broken")
+		e.calls("Probe", 1)
+	})
+	t.Run("068_identity_without_a_name", func(t *testing.T) {
+		t.Parallel()
+		newEnv(t, csitest.Config{}, 0).needsAName("attach")
+	})
 	for name, tt := range map[string]struct {
 		args []string
 		says string

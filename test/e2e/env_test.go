@@ -30,6 +30,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -507,6 +508,24 @@ func (e *env) notReadyAtFirst(cmd *exec.Cmd) {
 			e.t.Errorf("asked again after %v", apart)
 		}
 	}
+}
+
+// failsAtFirst fails the test unless the command calls the driver again if the first call of method fails with code.
+func (e *env) failsAtFirst(command, method string, code codes.Code) {
+	e.t.Helper()
+	e.plugin.Next(method, csitest.Fail(code, "I am starting"))
+	p := e.run(command)
+	p.says("Connected to the driver")
+	p.says("I am starting")
+	e.calls(method, 2)
+}
+
+// needsAName fails the test unless the command exits if the driver has no name.
+func (e *env) needsAName(command string) {
+	e.t.Helper()
+	e.plugin.Next("GetPluginInfo", csitest.Alter(func(r *csi.GetPluginInfoResponse) { r.Name = "" }))
+	e.run(command).fails("GetPluginInfo", "empty name")
+	e.calls("GetPluginInfo", 1)
 }
 
 // The Lease of a test is short, and still long enough for a busy machine.
