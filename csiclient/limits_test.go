@@ -77,7 +77,9 @@ func TestResponsesAreBounded(t *testing.T) {
 	if status.Code(err) != codes.ResourceExhausted || OutcomeOf(err) != Indeterminate {
 		t.Errorf("a volume_context of 5 MiB: %.100v", err)
 	}
-	p.Next("ListVolumes", csitest.Alter(func(r *csi.ListVolumesResponse) { r.Entries[0].Volume.VolumeContext = map[string]string{"k": long} }))
+	p.Next("ListVolumes", csitest.Alter(func(r *csi.ListVolumesResponse) {
+		r.Entries[0].Volume.VolumeContext = map[string]string{"k": long}
+	}))
 	listed, err := c.Controller().ListVolumes(within(t), &csi.ListVolumesRequest{})
 	if err != nil || len(listed.GetEntries()) != 1 {
 		t.Errorf("a list of 5 MiB: %v", err)

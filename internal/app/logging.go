@@ -178,10 +178,9 @@ func (b boundedEncoder) EncodeEntry(e zapcore.Entry, fields []zapcore.Field) (*b
 		field.AddTo(values)
 		for key, value := range values.Fields {
 			if text := fmt.Sprint(value); len(text) > maxLogField {
-				short = append(short, zap.String(key, fmt.Sprintf("%s… (%d bytes)", strings.ToValidUTF8(text[:maxLogField], ""), len(text))))
-			} else {
-				short = append(short, zap.Any(key, value))
+				value = fmt.Sprintf("%s… (%d bytes)", strings.ToValidUTF8(text[:maxLogField], ""), len(text))
 			}
+			short = append(short, zap.Any(key, value))
 		}
 	}
 	return b.Encoder.EncodeEntry(e, short)
