@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 )
@@ -97,6 +98,9 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	defer done()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
+	if err := election.MayCallNow(ctx, election.Moment{}); err != nil {
+		return err
+	}
 	response, err := t.c.deps.CSI.ControllerPublishVolume(call, request)
 	t.outOfSync.recordChange(va.UID)
 	if err == nil {

@@ -5,12 +5,14 @@ package attacher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -35,7 +37,10 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step) erro
 	defer done()
 	err = t.callUnpublish(ctx, s, step)
 	t.outOfSync.recordChange(va.UID)
-	if !isDetached(err) {
+	switch {
+	case errors.Is(err, election.ErrLost): // without a call; the status belongs to the next leader
+		return err
+	case !isDetached(err):
 		return t.recordError(ctx, va, err)
 	}
 	t.publications.Delete(va.UID)
@@ -81,6 +86,9 @@ func (d driver) publishesAgain(s attachmentState, step step) (bool, error) {
 func (t *term) callUnpublish(ctx context.Context, s attachmentState, step step) error {
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
+	if err := election.MayCallNow(ctx, election.Moment{}); err != nil {
+		return err
+	}
 	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
 		VolumeId: step.source.handle, NodeId: step.nodeID, Secrets: s.secrets,
 	})

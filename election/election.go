@@ -22,23 +22,6 @@ import (
 // acquired by another replica. A [Lead] that returns it releases the Lease, and the election begins again.
 var ErrLost = errors.New("lost the Lease")
 
-// heldKey is the context key of the context that Held returns.
-type heldKey struct{}
-
-// WithHeld returns the context of a term, for which [Held] returns held.
-func WithHeld(term, held context.Context) context.Context {
-	return context.WithValue(term, heldKey{}, held)
-}
-
-// Held returns a context that ends with [ErrLost] when the Lease is lost, even after the end of term. term is the context
-// of a [Lead]. For any other context, the result never ends.
-func Held(term context.Context) context.Context {
-	if held, ok := term.Value(heldKey{}).(context.Context); ok {
-		return held
-	}
-	return context.Background()
-}
-
 // Config configures the timing of leader election.
 type Config struct {
 	// LeaseDuration is the time after which a standby may acquire a Lease that is not renewed.
@@ -182,9 +165,9 @@ func (c *Candidate) term(ctx context.Context, lead Lead) (released bool, err err
 	defer stopRenewing()
 	held, loseLease := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer loseLease(nil)
-	term, endTerm := context.WithCancelCause(WithHeld(ctx, held))
-	defer endTerm(nil)
 	lost := fmt.Errorf("%w %s", ErrLost, c.lock.Describe())
+	term, endTerm := context.WithCancelCause(WithLease(ctx, Lease{Lost: held, Held: c.lock.held(lost)}))
+	defer endTerm(nil)
 	lose := func() { loseLease(lost); endTerm(lost) }
 	c.lock.begin()
 	var result error

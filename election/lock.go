@@ -133,7 +133,8 @@ type observedLock struct {
 
 	mu     sync.Mutex
 	tried  bool        // a write was sent in this term
-	sent   time.Time   // when the last successful write of this term was sent; zero: none
+	sent   Moment      // when the last successful write of this term was sent; zero: none
+	taken  bool        // another replica has acquired the Lease during this term
 	expiry *time.Timer // ends the term; nil outside of terms
 }
 
@@ -151,7 +152,7 @@ func (l *observedLock) Update(ctx context.Context, record resourcelock.LeaderEle
 func (l *observedLock) begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tried, l.sent = false, time.Time{}
+	l.tried, l.taken, l.sent = false, false, Moment{}
 }
 
 // written reports whether a write was sent in this term, and whether one succeeded: after that, client-go calls
@@ -164,7 +165,7 @@ func (l *observedLock) written() (tried, acquired bool) {
 
 // write calls send, and extends the term if it succeeds.
 func (l *observedLock) write(send func() error) error {
-	sent := time.Now()
+	sent := Now()
 	l.mu.Lock()
 	l.tried = true
 	l.mu.Unlock()
@@ -175,16 +176,31 @@ func (l *observedLock) write(send func() error) error {
 	defer l.mu.Unlock()
 	l.sent = sent
 	if l.expiry != nil {
-		l.expiry.Reset(l.remaining())
+		l.expiry.Reset(l.rest())
 	}
 	return nil
 }
 
-// remaining returns the time until the end of the term. A standby waits for the duration of the Lease after it has
-// observed a renewal, and it cannot observe one before the leader has sent it. A fifteenth of the duration is left
-// for cancellations and for clocks of different speed.
-func (l *observedLock) remaining() time.Duration {
-	return time.Until(l.sent.Add(l.duration - l.duration/15))
+// held returns a function that returns lost from the end of the term by the clock.
+func (l *observedLock) held(lost error) func() error {
+	return func() error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.rest() <= 0 {
+			return lost
+		}
+		return nil
+	}
+}
+
+// rest returns the time until the end of the term. It must be called with the lock held. A standby waits for the duration of the
+// Lease after it has observed a renewal, and it cannot observe one before the leader has sent it. A fifteenth of the duration is
+// left for cancellations and for clocks of different speed.
+func (l *observedLock) rest() time.Duration {
+	if l.taken {
+		return 0
+	}
+	return l.duration - l.duration/15 - l.sent.age()
 }
 
 // limit calls expired at the end of the term, unless stop is called before. client-go counts from the response to the
@@ -192,7 +208,7 @@ func (l *observedLock) remaining() time.Duration {
 func (l *observedLock) limit(expired func()) (stop func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.expiry = time.AfterFunc(l.remaining(), expired)
+	l.expiry = time.AfterFunc(l.rest(), expired)
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -240,6 +256,7 @@ func (l *observedLock) expire() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.expiry != nil {
+		l.taken = true
 		l.expiry.Reset(0)
 	}
 }

@@ -165,3 +165,66 @@ func TestLeadEndsTerms(t *testing.T) {
 		}
 	})
 }
+
+// TestMayCallNow: a suspended process continues before its timers have ended the term.
+func TestMayCallNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var takeOver atomic.Bool
+		candidate := candidateFor(t, apiserver.New(apiserver.Hooks{Before: func(context.Context, apiserver.Request) error {
+			if takeOver.Load() {
+				return errors.New("connection refused")
+			}
+			return nil
+		}}))
+		duration := DefaultConfig().LeaseDuration
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := candidate.Campaign(ctx, func(term context.Context) error {
+			defer cancel()
+			time.Sleep(time.Hour) // the Lease is renewed
+			read := Now()
+			if err := MayCallNow(term, read); err != nil {
+				t.Errorf("a leader with a read may not call: %v", err)
+			}
+			time.Sleep(maxReadAge + time.Millisecond)
+			if err := MayCallNow(term, read); !errors.Is(err, ErrOldRead) {
+				t.Errorf("after an old read: %v", err)
+			}
+			if err := MayCallNow(term, Moment{}); err != nil {
+				t.Errorf("without a read: %v", err)
+			}
+			// As in a process that was suspended since its last renewal: no timer has ended the term yet.
+			candidate.lock.mu.Lock()
+			sent := candidate.lock.sent
+			candidate.lock.sent = Moment{time.Now().Add(-duration)}
+			candidate.lock.mu.Unlock()
+			if err := MayCallNow(term, Now()); !errors.Is(err, ErrLost) || term.Err() != nil {
+				t.Errorf("after the end of the Lease: %v, term %v", err, term.Err())
+			}
+			candidate.lock.mu.Lock()
+			candidate.lock.sent = sent
+			candidate.lock.mu.Unlock()
+			takeOver.Store(true)
+			<-term.Done()
+			if err := MayCallNow(term, Moment{}); !errors.Is(err, ErrLost) {
+				t.Errorf("after the term: %v", err)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestMomentCountsTheLargerAge(t *testing.T) {
+	for name, read := range map[string]Moment{
+		"the machine was suspended": {time.Now().Round(0).Add(-time.Minute)}, // a time without the monotonic clock
+		"by both clocks":            {time.Now().Add(-time.Minute)},
+	} {
+		if err := MayCallNow(t.Context(), read); !errors.Is(err, ErrOldRead) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := MayCallNow(t.Context(), Now()); err != nil {
+		t.Error(err)
+	}
+}

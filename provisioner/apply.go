@@ -16,6 +16,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -76,6 +77,7 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 	case doRepeat:
 		return a.repeat(ctx, key, s.op)
 	case doFindOwner:
+		r.ownerRead = election.Now()
 		owner, err := a.ownerOfRejected(ctx, key, s.op, s.complete)
 		r.owner = &owner
 		return none, err
@@ -84,7 +86,7 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 		a.c.claimFailed(s.op.claim, failedEvent(s.op.plan.ClassName, step.err))
 		return noVolume(nil), step.err
 	case doDeleteRejected:
-		return a.deleteRejected(ctx, key, s.op)
+		return a.deleteRejected(ctx, key, s.op, s.ownerRead)
 	}
 	return none, fmt.Errorf("action %v has no implementation", step.action)
 }

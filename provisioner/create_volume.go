@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
@@ -28,6 +29,9 @@ const slowCall = time.Second
 // createVolume calls CreateVolume and returns what its outcome means.
 func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) (transition, error) {
 	o := s.op
+	if err := election.MayCallNow(ctx, election.Moment{}); err != nil {
+		return transition{}, err
+	}
 	if !o.called {
 		if _, _, err := a.ops.transition(key, createCalled()); err != nil {
 			return transition{}, err
@@ -135,8 +139,8 @@ func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation
 	return "", nil
 }
 
-// deleteRejected deletes a volume that was created and cannot be used.
-func (a *applier) deleteRejected(ctx context.Context, key claimKey, o operation) (transition, error) {
+// deleteRejected deletes a volume that was created and cannot be used. read is when its owner was searched.
+func (a *applier) deleteRejected(ctx context.Context, key claimKey, o operation, read election.Moment) (transition, error) {
 	id := o.csiSource.VolumeHandle
 	release, err := a.c.deps.Locks.Share(ctx, id)
 	if err != nil {
@@ -145,6 +149,9 @@ func (a *applier) deleteRejected(ctx context.Context, key claimKey, o operation)
 	defer release()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), a.c.cfg.Timeout)
 	defer cancel()
+	if err := election.MayCallNow(ctx, read); err != nil {
+		return transition{}, err
+	}
 	_, err = a.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: id, Secrets: o.request.GetSecrets()})
 	if err != nil {
 		err = fmt.Errorf("deleting unusable volume %q: %w (unusable because: %w)", id, err, o.rejectReason)

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
@@ -50,7 +51,8 @@ type reads struct {
 	refs         *resolvedRefs // the objects that the claim references; nil: not read yet
 	freshSecrets bool          // the secrets of the request were read in this sync
 	owner        *string       // of a rejected volume, "" for none; nil: not read yet
-	failure      *failure      // of a call in this sync
+	ownerRead    election.Moment
+	failure      *failure // of a call in this sync
 }
 
 // failure is a failed call, which the sync returns once the stage that follows from it is

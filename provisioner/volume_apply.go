@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -86,6 +87,7 @@ func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolu
 		return err
 	}
 	defer release()
+	read := election.Now()
 	live, exists, err := l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), pv)
 	switch {
 	case err != nil:
@@ -99,6 +101,9 @@ func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolu
 	}
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, live.Spec.CSI == nil), l.c.cfg.Timeout)
 	defer cancel()
+	if err := election.MayCallNow(ctx, read); err != nil {
+		return err
+	}
 	if _, err := l.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: handle, Secrets: secrets}); err != nil {
 		if missing != nil {
 			err = fmt.Errorf("%w; DeleteVolume without secret: %w", err, missing)

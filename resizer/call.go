@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
 )
 
 // expand calls ControllerExpandVolume and remembers its response, unless the outcome is unknown.
@@ -82,7 +83,9 @@ func (a *attempt) call(ctx context.Context, src source, t target, f func(context
 		defer release()
 		call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, src.migrated), a.t.c.cfg.callTimeout(a.key.Operation))
 		defer cancel()
-		f(call)
+		if err = election.MayCallNow(ctx, election.Moment{}); err == nil {
+			f(call)
+		}
 	})
 	return err
 }

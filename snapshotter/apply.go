@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -56,6 +57,8 @@ func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *re
 			return nil // decide again
 		}
 		return err
+	case doReadMembers:
+		return l.readMembers(ctx, obj, s, step, r)
 	case doDelete:
 		return l.delete(ctx, obj, s, step)
 	case doClearStatus:
@@ -72,10 +75,11 @@ func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *re
 // readContent reads obj from the API server.
 func (l *loop[T, C]) readContent(ctx context.Context, obj T, step step, r *reads) error {
 	c := l.content(obj)
+	read := election.Now()
 	_, _, err := l.objects.Refetch(ctx, l.writer, obj)
 	switch {
 	case err == nil:
-		r.live = true
+		r.read = read
 		l.confirm(c)
 		return nil
 	case step.report == doReportDeletion:
@@ -171,11 +175,14 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 	c := s.content
 	isNew := c.known().handle == ""
 	forced := c.terminating() && c.forced(s.memory)
-	release, err := l.shareVolumes(ctx, c)
+	release, err := l.c.shareVolumes(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer release()
+	if err := election.MayCallNow(ctx, election.Moment{}); err != nil {
+		return err
+	}
 	l.memories.update(c.uid(), func(m *memory) { m.request, m.outcome = step.request, indeterminate }) // also if the call panics
 	if c.terminating() && c.released() {
 		l.replays.begin(c, step.request)
@@ -206,25 +213,6 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 		return l.report(ctx, obj, doReportCreation, failure{creationError(c, err), err}, cause{})
 	}
 	return l.report(ctx, obj, doReportCheck, failure{creationError(c, err), err}, cause{})
-}
-
-// shareVolumes waits until no other call uses the source volumes of c exclusively. Call release after the call.
-func (l *loop[T, C]) shareVolumes(ctx context.Context, c *content) (release func(), err error) {
-	var all []func()
-	release = func() {
-		for _, one := range all {
-			one()
-		}
-	}
-	for _, volume := range c.volumes {
-		one, err := l.c.deps.Locks.Share(ctx, volume)
-		if err != nil {
-			release()
-			return nil, err
-		}
-		all = append(all, one)
-	}
-	return release, nil
 }
 
 // check asks the driver for the state of a pre-provisioned snapshot or of a member.
@@ -269,47 +257,6 @@ func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step)
 		return l.report(ctx, obj, doReportCheck, a.problem, cause{})
 	}
 	return nil
-}
-
-// delete calls DeleteSnapshot.
-func (l *loop[T, C]) delete(ctx context.Context, obj T, s state, step step) error {
-	c := s.content
-	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
-	defer cancel()
-	if err := l.calls.delete(call, step.handle, step.members, s.secrets); err != nil {
-		return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: %w", c.noun, err), cause{})
-	}
-	l.memories.update(c.uid(), func(m *memory) {
-		if m.createdAgain(c) {
-			m.answer = nil
-			return
-		}
-		m.deleted, m.blocked = true, ""
-	})
-	l.replays.end(c.uid())
-	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.handle)
-	return nil
-}
-
-// removeFinalizer ends a deletion.
-func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) error {
-	c := l.content(obj)
-	change := step.change
-	change.RemoveFinalizers, change.RemoveAnnotations = []string{c.finalizer}, []string{c.creating}
-	if step.warning != "" {
-		l.announceWarning(c, step.warning, c.deleted, step.warning)
-	}
-	_, err := l.patch(ctx, obj, change)
-	switch {
-	case err == nil:
-		l.memories.update(c.uid(), func(m *memory) { m.blocked = "" })
-		l.replays.end(c.uid())
-		return nil
-	case l.outdated(obj, err):
-		return nil // decide again
-	}
-	return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: removing finalizer %s: %w", c.noun, c.finalizer, err),
-		cause{})
 }
 
 // outdated reports whether a write has failed because another writer has changed obj. The newest version is known then.

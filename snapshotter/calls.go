@@ -18,6 +18,8 @@ import (
 type calls interface {
 	create(ctx context.Context, c *content, r *createRequest, secrets map[string]string) (*answer, error)
 	check(ctx context.Context, c *content, secrets map[string]string) (*answer, error)
+	// members returns the snapshots of a group; none if it does not exist.
+	members(ctx context.Context, handle string, secrets map[string]string) ([]string, error)
 	// delete deletes a snapshot, or a group with these snapshots.
 	delete(ctx context.Context, handle string, snapshots []string, secrets map[string]string) error
 }
@@ -75,6 +77,10 @@ func find(ctx context.Context, entries []*csi.ListSnapshotsResponse_Entry, id st
 	return nil
 }
 
+func (s snapshotCalls) members(context.Context, string, map[string]string) ([]string, error) {
+	return nil, nil
+}
+
 func (s snapshotCalls) delete(ctx context.Context, handle string, _ []string, secrets map[string]string) error {
 	_, err := s.c.deps.CSI.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: handle, Secrets: secrets})
 	return err
@@ -103,22 +109,42 @@ func (g groupCalls) check(ctx context.Context, c *content, secrets map[string]st
 	return groupAnswer(response.GetGroupSnapshot(), false)
 }
 
-// delete asks the driver for the snapshots of a group if they are not known.
-func (g groupCalls) delete(ctx context.Context, handle string, ids []string, secrets map[string]string) error {
-	if len(ids) == 0 {
-		response, err := g.c.deps.GroupCSI.GetVolumeGroupSnapshot(ctx,
-			&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: handle, Secrets: secrets})
-		if err != nil && status.Code(err) != codes.NotFound {
-			return err
-		}
-		for _, s := range response.GetGroupSnapshot().GetSnapshots() {
-			ids = append(ids, s.GetSnapshotId())
-		}
+func (g groupCalls) members(ctx context.Context, handle string, secrets map[string]string) (ids []string, err error) {
+	response, err := g.c.deps.GroupCSI.GetVolumeGroupSnapshot(ctx,
+		&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: handle, Secrets: secrets})
+	if err != nil && status.Code(err) != codes.NotFound {
+		return nil, err
 	}
+	for _, s := range response.GetGroupSnapshot().GetSnapshots() {
+		ids = append(ids, s.GetSnapshotId())
+	}
+	return ids, nil
+}
+
+func (g groupCalls) delete(ctx context.Context, handle string, ids []string, secrets map[string]string) error {
 	_, err := g.c.deps.GroupCSI.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{
 		GroupSnapshotId: handle, SnapshotIds: ids, Secrets: secrets,
 	})
 	return err
+}
+
+// shareVolumes waits until no other call uses the source volumes of o exclusively. Call release after the call.
+func (c *Controller) shareVolumes(ctx context.Context, o *content) (release func(), err error) {
+	var all []func()
+	release = func() {
+		for _, one := range all {
+			one()
+		}
+	}
+	for _, volume := range o.volumes {
+		one, err := c.deps.Locks.Share(ctx, volume)
+		if err != nil {
+			release()
+			return nil, err
+		}
+		all = append(all, one)
+	}
+	return release, nil
 }
 
 // creationError returns the error of a failed create call for c, in the words of csi-snapshotter.
@@ -127,6 +153,11 @@ func creationError(c *content, err error) error {
 		return fmt.Errorf("failed to take group snapshot of the volumes [%s]: %q", strings.Join(c.volumes, " "), err.Error())
 	}
 	return fmt.Errorf("failed to take snapshot of the volume %s: %q", strings.Join(c.volumes, " "), err.Error())
+}
+
+// deletionError returns the error of a deletion of c, in the words of csi-snapshotter.
+func deletionError(c *content, err error) error {
+	return fmt.Errorf("Failed to delete %s: %w", c.noun, err)
 }
 
 // checkError returns the error of a failed check of c, in the words of csi-snapshotter.

@@ -11,6 +11,7 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -35,11 +36,13 @@ type state struct {
 
 // reads holds what earlier steps of the same sync read from the API server.
 type reads struct {
-	live      bool // the content
+	read      election.Moment // of the content; zero: not read
 	secret    bool
 	secrets   map[string]string
 	classRead bool
 	class     *class // nil: it does not exist
+	listed    bool   // the snapshots of the group
+	snapshots []string
 }
 
 // groupReadiness is the readiness of the group of a member in the cache.
@@ -68,6 +71,7 @@ const (
 	doCheck                  // GetSnapshot, ListSnapshots or GetVolumeGroupSnapshot
 	doWriteAnswer            // patch the status
 	doEndCreation            // remove the annotation volumesnapshot-being-created
+	doReadMembers            // GetVolumeGroupSnapshot, for the snapshots of a group that is deleted
 	doDelete                 // DeleteSnapshot
 	doClearStatus            // patch the status after the deletion
 	doRemoveFinalizer        // patch the content
@@ -78,7 +82,7 @@ func (a action) String() string {
 	return [...]string{
 		"nothing", "report creation error", "report check error", "report deletion error", "announce", "read secret", "read content",
 		"read class",
-		"record request", "create", "check", "write answer", "end creation", "delete", "clear status", "remove finalizer",
+		"record request", "create", "check", "write answer", "end creation", "read members", "delete", "clear status", "remove finalizer",
 	}[a]
 }
 

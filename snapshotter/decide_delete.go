@@ -120,13 +120,20 @@ func (d driver) decideDelete(s state) step {
 	switch {
 	case secret != nil && !s.reads.secret:
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportDeletion}
-	case !s.live: // a policy that was changed recently may not be in the cache
+	case s.read.IsZero(): // a policy that was changed recently may not be in the cache
 		return step{action: doReadContent, reason: "Unconfirmed", report: doReportDeletion}
 	}
 	if repeat, wait := d.decideRepeatedCheck(s); wait {
 		return repeat
 	}
-	return step{action: doDelete, reason: "Deleting", handle: c.deletedHandle(s.memory), members: c.snapshotHandles(s.memory)}
+	next := step{action: doDelete, reason: "Deleting", handle: c.deletedHandle(s.memory), members: c.snapshotHandles(s.memory)}
+	switch {
+	case c.group && len(next.members) == 0 && !s.listed:
+		next.action, next.reason = doReadMembers, "UnknownMembers"
+	case len(next.members) == 0:
+		next.members = s.snapshots
+	}
+	return next
 }
 
 // decideDeleted handles a content whose snapshot the driver has deleted.

@@ -19,6 +19,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/election"
 )
 
 const driverName = "drv.example.com"
@@ -79,7 +81,7 @@ func otherFinalizer(s *state) {
 
 func retained(s *state) { s.content.policy = snapshotv1.VolumeSnapshotContentRetain }
 
-func live(s *state) { s.live = true }
+func live(s *state) { s.read = election.Now() }
 
 func remember(change func(*memory)) func(*state) { return func(s *state) { change(&s.memory) } }
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -82,6 +83,7 @@ func (r *replays) get(uid types.UID) *replay {
 func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error {
 	log := klog.FromContext(ctx).WithValues(logKey(r.content), key.Name, "snapshotName", r.request.Name)
 	// A watch by labels also ends with a label, and this cache with a change of the driver.
+	read := election.Now()
 	live, err := l.writer.Get(ctx, key.Name, metav1.GetOptions{})
 	switch {
 	case err == nil && live.GetUID() == key.UID:
@@ -91,35 +93,29 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error 
 	case err != nil && !kube.IsNotFound(err):
 		return fmt.Errorf("reading %s %q, which was deleted during a repeated creation: %w", r.content.kind.name, key.Name, err)
 	}
-	secrets, err := l.replaySecrets(ctx, r.content)
+	secrets, err := l.c.replaySecrets(ctx, r.content)
 	if err != nil {
 		log.Error(err, "Content was deleted before its snapshot. The deletion is retried while this process leads")
 		return err
 	}
 	if r.answer == nil {
-		release, err := l.shareVolumes(ctx, r.content)
-		if err != nil {
+		if err := l.repeat(klog.NewContext(ctx, log), key, r, secrets); err != nil || r.answer == nil {
 			return err
 		}
-		defer release()
-		call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
-		defer cancel()
-		a, err := l.calls.create(call, r.content, r.request, secrets)
-		switch {
-		case err != nil && csiclient.OutcomeOf(err) == csiclient.Final:
-			l.replays.end(key.UID)
-			l.memories.forget(key.UID)
-			return nil
-		case err != nil:
-			log.Error(err, "Content was deleted during a repeated creation. The creation is repeated while this process leads")
-			return err
-		}
-		r.answer = a
-		l.replays.answered(key.UID, a)
 	}
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
-	if err := l.calls.delete(call, r.answer.handle, handlesOf(r.answer.snapshots), secrets); err != nil {
+	members := handlesOf(r.answer.snapshots)
+	if len(members) == 0 {
+		members, err = l.calls.members(call, r.answer.handle, secrets)
+	}
+	if err == nil {
+		err = election.MayCallNow(ctx, read)
+	}
+	if err == nil {
+		err = l.calls.delete(call, r.answer.handle, members, secrets)
+	}
+	if err != nil {
 		err = fmt.Errorf("deleting the %s %q: %w", r.content.noun, r.answer.handle, err)
 		log.Error(err, "Content was deleted before its snapshot. The deletion is retried while this process leads")
 		return err
@@ -127,6 +123,34 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error 
 	l.replays.end(key.UID)
 	l.memories.forget(key.UID)
 	log.Info("Snapshot of a deleted content deleted", "snapshotHandle", r.answer.handle)
+	return nil
+}
+
+// repeat repeats the CreateSnapshot of r and sets its answer, unless no snapshot exists.
+func (l *loop[T, C]) repeat(ctx context.Context, key contentKey, r *replay, secrets map[string]string) error {
+	release, err := l.c.shareVolumes(ctx, r.content)
+	if err != nil {
+		return err
+	}
+	defer release()
+	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
+	defer cancel()
+	if err := election.MayCallNow(ctx, election.Moment{}); err != nil {
+		return err
+	}
+	a, err := l.calls.create(call, r.content, r.request, secrets)
+	switch {
+	case err != nil && csiclient.OutcomeOf(err) == csiclient.Final:
+		l.replays.end(key.UID)
+		l.memories.forget(key.UID)
+		return nil
+	case err != nil:
+		const message = "Content was deleted during a repeated creation. The creation is repeated while this process leads"
+		klog.FromContext(ctx).Error(err, message)
+		return err
+	}
+	r.answer = a
+	l.replays.answered(key.UID, a)
 	return nil
 }
 
@@ -149,14 +173,14 @@ func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, name string, 
 }
 
 // replaySecrets reads the Secret for the calls of an undo; nil for none.
-func (l *loop[T, C]) replaySecrets(ctx context.Context, c *content) (map[string]string, error) {
-	secret, err := l.c.driver.annotatedSecret(c)
+func (c *Controller) replaySecrets(ctx context.Context, o *content) (map[string]string, error) {
+	secret, err := c.driver.annotatedSecret(o)
 	if err != nil || secret == nil {
 		return nil, err
 	}
-	values, err := kube.ReadSecret(ctx, l.c.deps.Client, secret)
+	values, err := kube.ReadSecret(ctx, c.deps.Client, secret)
 	if err != nil {
-		return nil, credentials(c, err)
+		return nil, credentials(o, err)
 	}
 	return values, nil
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,6 +69,9 @@ func Conformance(t *testing.T, s Subject) {
 		_ = f.Stop(workloop.ErrDrain) // returns although the driver never answers
 	})
 	t.Run("lease_lost_during_a_call", s.leaseLost)
+	if !strings.HasPrefix(s.Method, "Get") { // such a call has no effect
+		t.Run("lease_expired_before_a_call", s.expired)
+	}
 	t.Run("panic_costs_one_attempt", s.panics)
 	t.Run("lagging_cache_causes_no_second_call", s.lags)
 	t.Run("restart_changes_nothing_that_is_done", func(t *testing.T) {

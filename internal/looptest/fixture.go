@@ -44,7 +44,8 @@ type Fixture struct {
 	// Registry has the metrics of the loop that was started last.
 	Registry *prometheus.Registry
 	// Stop ends the loop with cause and returns the error of its Run. It may be called again.
-	Stop func(cause error) error
+	Stop  func(cause error) error
+	lease *lease
 }
 
 // Process is what the program hands to the loop at a start.
@@ -115,7 +116,9 @@ func (f *Fixture) Start(build func(Process) (Loop, error)) {
 	p.Informers = kube.NewInformers(watch, p.Metadata, p.Driver.Name)
 	loop, err := build(p)
 	f.Must(err)
-	f.Stop = kubetest.RunTerm(f, p.Informers, loop.Run, func() { p.CSI.Close() })
+	f.lease = &lease{}
+	run := func(ctx context.Context) error { return loop.Run(f.lease.term(ctx)) }
+	f.Stop = kubetest.RunTerm(f, p.Informers, run, func() { p.CSI.Close() })
 }
 
 // Crash ends the loop without a grace period.

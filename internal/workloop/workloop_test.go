@@ -72,6 +72,23 @@ func TestBackoffDoublesUpToTheMaximum(t *testing.T) {
 	})
 }
 
+// TestOldReadIsRepeated: a sync whose read is too old reads and decides again, three times before it backs off.
+func TestOldReadIsRepeated(t *testing.T) {
+	a := &attempts{}
+	run(t, Config{}, func(context.Context, string) (time.Time, error) {
+		a.add()
+		return time.Time{}, fmt.Errorf("deleting: %w", election.ErrOldRead)
+	}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
+		a.start = time.Now()
+		l.Add("k")
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if diff := cmp.Diff([]float64{0, 0, 0, 0, 1, 1, 1, 1}, a.at); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
 func TestJitterLengthensTheBackoff(t *testing.T) {
 	a := &attempts{}
 	run(t, Config{Jitter: 0.5}, func(context.Context, string) (time.Time, error) {
@@ -296,7 +313,7 @@ func TestStopping(t *testing.T) {
 				if tt.lost > 0 {
 					time.AfterFunc(tt.lost, func() { lose(lost) })
 				}
-				ctx, stop := context.WithCancelCause(election.WithHeld(t.Context(), held))
+				ctx, stop := context.WithCancelCause(election.WithLease(t.Context(), election.Lease{Lost: held}))
 				l.Add("running")
 				l.Add("queued")
 				l.Add("left")

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -59,6 +60,7 @@ func (c *cleaner) attempt(
 		if err != nil {
 			return result{}, err
 		}
+		began := election.Now()
 		t, exists, err := read()
 		if err != nil || !exists {
 			return result{}, err
@@ -83,6 +85,9 @@ func (c *cleaner) attempt(
 		}
 		if !c.allow() {
 			return result{reasons: []reason{{checkRate, "RateLimited", "--node-cleanup-qps is used up"}}}, nil
+		}
+		if err := election.MayCallNow(ctx, began); err != nil {
+			return result{}, err
 		}
 		err = act()
 		return result{done: err == nil}, err

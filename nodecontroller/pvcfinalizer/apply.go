@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/claimloop"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -102,6 +103,7 @@ func (a attempt) deletePod(ctx context.Context, pod *corev1.Pod) error {
 // deleteConfirmed reads pod and its node from the API server and reports whether it deleted the pod.
 func (a attempt) deleteConfirmed(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	client := a.deps.Client.CoreV1().Pods(pod.Namespace)
+	read := election.Now()
 	live, err := client.Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
 	case kube.IsNotFound(err), err == nil && live.UID != pod.UID:
@@ -119,6 +121,9 @@ func (a attempt) deleteConfirmed(ctx context.Context, pod *corev1.Pod) (bool, er
 	}
 	if !kube.UsesClaim(live, a.pvc) || !a.rules.deletes(live, lost) {
 		return false, nil
+	}
+	if err := election.MayCallNow(ctx, read); err != nil {
+		return false, err
 	}
 	err = client.Delete(ctx, live.Name, a.deleteOptions(live))
 	if kube.IsNotFound(err) {

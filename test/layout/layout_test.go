@@ -95,7 +95,7 @@ var allowed = map[string][]string{
 		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
 	},
 	"nodecontroller/nodecleanup":  {"election", "internal/keylock", "internal/kube", "internal/workloop"},
-	"nodecontroller/pvcfinalizer": {"internal/claimloop", "internal/kube"},
+	"nodecontroller/pvcfinalizer": {"election", "internal/claimloop", "internal/kube"},
 	"nodecontroller/resizenudge":  {"internal/claimloop", "internal/kube"},
 	"nodecontroller/servingcert":  {"internal/kube"},
 	"nodecontroller/webhook":      {"internal/kube"},

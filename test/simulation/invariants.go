@@ -86,6 +86,7 @@ func (s *simulation) observe(from *replica, r apiserver.Request) func(apiserver.
 	}
 	node := s.cluster.Node(r.Name)
 	return func(result apiserver.Result) func() {
+		now := time.Now()
 		succeeded, notFound := result.Code < http.StatusMultipleChoices, result.Code == http.StatusNotFound
 		if !isLease(r) && r.Verb != "get" && r.Verb != "list" {
 			s.checker.writes.Add(1)
@@ -104,13 +105,13 @@ func (s *simulation) observe(from *replica, r apiserver.Request) func(apiserver.
 			s.forces(r)
 		case isOf("snapshotter", r) && r.Resource == cluster.Contents && (r.Verb == "get" || r.Verb == "patch") && succeeded:
 			content := cluster.TypedOf[snapshotv1.VolumeSnapshotContent](s.cluster, result.Object)
-			return func() { s.readContent(from, r.Name, content) }
+			return func() { s.readContent(from, r.Name, content, now) }
 		case isOf("provisioner", r) && r.Resource == cluster.Volumes && r.Verb == "get" && (succeeded || notFound):
 			pv, _ := result.Object.(*corev1.PersistentVolume)
 			return func() {
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				s.checker.read.received(from, r.Name, pv)
+				s.checker.read.received(from, r.Name, pv, now)
 			}
 		}
 		return nothing
@@ -284,8 +285,7 @@ func (s *simulation) mayDelete(from *replica, handle string) error {
 		if pv, ok := s.checker.read.live[from][name]; !ok || pv != nil && pv.Spec.CSI.VolumeHandle == handle {
 			return fmt.Errorf("PersistentVolume %s was not read, so it may name this volume", name)
 		}
-		s.checker.read.used(from, name)
-		return nil
+		return s.checker.read.use(from, name)
 	}
 	for _, pv := range s.checker.read.live[from] {
 		if pv == nil || pv.Spec.CSI.VolumeHandle != handle {
@@ -297,8 +297,7 @@ func (s *simulation) mayDelete(from *replica, handle string) error {
 		case pv.Status.Phase != corev1.VolumeReleased:
 			return fmt.Errorf("PersistentVolume %s is %s", pv.Name, pv.Status.Phase)
 		}
-		s.checker.read.used(from, pv.Name)
-		return nil
+		return s.checker.read.use(from, pv.Name)
 	}
 	return fmt.Errorf("it has not read a PersistentVolume with this volume")
 }

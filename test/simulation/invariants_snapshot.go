@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
@@ -50,10 +51,10 @@ func contentOf(snapshot string) string {
 }
 
 // readContent records that a replica has read a content.
-func (s *simulation) readContent(from *replica, name string, content *snapshotv1.VolumeSnapshotContent) {
+func (s *simulation) readContent(from *replica, name string, content *snapshotv1.VolumeSnapshotContent, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.checker.taken.read.received(from, name, content)
+	s.checker.taken.read.received(from, name, content, at)
 }
 
 // mayCreateSnapshot returns an error unless a content records the call, and all calls for it are equal. The snapshot-controller
@@ -111,12 +112,14 @@ func (s *simulation) mayDeleteSnapshot(from *replica, r *csi.DeleteSnapshotReque
 		name := contentOf(snapshot.Name)
 		s.mu.Lock()
 		content := s.checker.taken.read.live[from][name]
-		s.checker.taken.read.used(from, name)
+		old := s.checker.taken.read.use(from, name)
 		s.mu.Unlock()
 		if content == nil {
 			content = s.orphaning(name)
 		}
 		switch {
+		case old != nil && s.orphaning(name) == nil:
+			return old
 		case content == nil:
 			return errors.New("it has not read a content with this snapshot")
 		case content.DeletionTimestamp == nil:

@@ -108,10 +108,7 @@ func Run(t *testing.T, seed uint64, replay []uint16) (h History) {
 		if replay != nil {
 			c = &choices{replay: replay}
 		}
-		s := &simulation{
-			choices: c, gate: newGate(), begin: time.Now(), frozen: map[string]int{},
-			processes: map[string]*replica{}, verdicts: map[uint64]verdict{}, checker: newChecker(),
-		}
+		s := newSimulation(c)
 		s.run()
 		h = s.history
 		h.Choices, h.Steps, h.Duration = c.taken, s.step, time.Since(s.begin)
@@ -122,6 +119,13 @@ func Run(t *testing.T, seed uint64, replay []uint16) (h History) {
 	return h
 }
 
+func newSimulation(c *choices) *simulation {
+	return &simulation{
+		choices: c, gate: newGate(), begin: time.Now(), frozen: map[string]int{},
+		processes: map[string]*replica{}, verdicts: map[uint64]verdict{}, checker: newChecker(),
+	}
+}
+
 // Between two histories almost nothing is in use, so that a garbage collection is cheap. After a few histories it keeps
 // their memory in the caches of the processor, and saves the system from clearing new pages.
 const collectEvery = 5
@@ -130,9 +134,29 @@ var finished atomic.Int64
 
 // run sets everything up, runs the three parts of a history, and ends all processes.
 func (s *simulation) run() {
+	s.setUp(s.pickScale())
+	if s.scale.prepared {
+		s.prepare()
+		if s.scale.adopted {
+			s.adopt()
+		}
+	}
+	s.chaos(s.scale.steps)
+	if s.scale.impatient {
+		s.tearDown()
+		s.chaos(s.scale.steps / 2)
+	}
+	s.rest("at rest")
+	s.tearDown()
+	s.rest("after users have deleted everything")
+	s.end()
+}
+
+// setUp starts the API server, the cluster, the driver and the replicas.
+func (s *simulation) setUp(size scale) {
 	s.globals.seed()
 	uuid.SetRand(&randReader{Rand: rand.New(rand.NewPCG(1, 1))})
-	s.scale = s.pickScale()
+	s.scale = size
 	s.api = apiserver.New(s.hooks())
 	s.config = s.scale.configuration()
 	var err error
@@ -147,25 +171,15 @@ func (s *simulation) run() {
 	for i := range s.replicas {
 		s.startReplica(i)
 	}
-	if s.scale.prepared {
-		s.record("users create claims")
-		if err := s.cluster.CreateClaims(context.Background(), s.scale.claims); err != nil {
-			s.violated("creating claims: %v", err)
-		}
-		s.rest("before the first fault")
-		if s.scale.adopted {
-			s.adopt()
-		}
+}
+
+// prepare has users create claims, and waits until they are bound.
+func (s *simulation) prepare() {
+	s.record("users create claims")
+	if err := s.cluster.CreateClaims(context.Background(), s.scale.claims); err != nil {
+		s.violated("creating claims: %v", err)
 	}
-	s.chaos(s.scale.steps)
-	if s.scale.impatient {
-		s.tearDown()
-		s.chaos(s.scale.steps / 2)
-	}
-	s.rest("at rest")
-	s.tearDown()
-	s.rest("after users have deleted everything")
-	s.end()
+	s.rest("before the first fault")
 }
 
 // adopt replaces all processes, and leaves the PersistentVolumes as csi-provisioner creates them: without the finalizer of

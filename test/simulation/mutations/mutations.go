@@ -99,7 +99,7 @@ var mutations = []mutation{
 	{"forget-unknown-snapshot", "CreateSnapshot is repeated until its outcome is known, also for a deleted content.",
 		"snapshotter/decide.go", "case c.indeterminate(m):", "case false:"},
 	{"delete-snapshot-without-live-read", "The API server is asked for the content before DeleteSnapshot.", "snapshotter/decide_delete.go",
-		"case !s.live:", "case false:"},
+		"case s.read.IsZero():", "case false:"},
 	{"delete-unreleased-snapshot", "The snapshot-controller releases the deletion of a snapshot.", "snapshotter/decide.go",
 		"return c.has(c.deleting) ||", "return c.terminating() ||"},
 	{"delete-retained-snapshot", "The policy Retain keeps the snapshot.", "snapshotter/decide.go",

@@ -1,0 +1,70 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshotter
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/election"
+)
+
+//lint:file-ignore ST1005 the texts of csi-snapshotter are capitalized
+
+// readMembers asks the driver for the snapshots of a group that is deleted next. The content is read again after that.
+func (l *loop[T, C]) readMembers(ctx context.Context, obj T, s state, step step, r *reads) (err error) {
+	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
+	defer cancel()
+	if r.snapshots, err = l.calls.members(call, step.handle, s.secrets); err != nil {
+		return l.report(ctx, obj, doReportDeletion, deletionError(s.content, err), cause{})
+	}
+	r.listed, r.read = true, election.Moment{}
+	return nil
+}
+
+// delete calls DeleteSnapshot.
+func (l *loop[T, C]) delete(ctx context.Context, obj T, s state, step step) error {
+	c := s.content
+	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
+	defer cancel()
+	if err := election.MayCallNow(ctx, s.read); err != nil {
+		return err
+	}
+	if err := l.calls.delete(call, step.handle, step.members, s.secrets); err != nil {
+		return l.report(ctx, obj, doReportDeletion, deletionError(c, err), cause{})
+	}
+	l.memories.update(c.uid(), func(m *memory) {
+		if m.createdAgain(c) {
+			m.answer = nil
+			return
+		}
+		m.deleted, m.blocked = true, ""
+	})
+	l.replays.end(c.uid())
+	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.handle)
+	return nil
+}
+
+// removeFinalizer ends a deletion.
+func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) error {
+	c := l.content(obj)
+	change := step.change
+	change.RemoveFinalizers, change.RemoveAnnotations = []string{c.finalizer}, []string{c.creating}
+	if step.warning != "" {
+		l.announceWarning(c, step.warning, c.deleted, step.warning)
+	}
+	_, err := l.patch(ctx, obj, change)
+	switch {
+	case err == nil:
+		l.memories.update(c.uid(), func(m *memory) { m.blocked = "" })
+		l.replays.end(c.uid())
+		return nil
+	case l.outdated(obj, err):
+		return nil // decide again
+	}
+	return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: removing finalizer %s: %w", c.noun, c.finalizer, err),
+		cause{})
+}
