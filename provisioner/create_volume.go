@@ -52,7 +52,7 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 	volume := response.GetVolume()
 	klog.FromContext(ctx).V(3).Info("Volume created", "volume", volume)
 	source := a.c.driver.sourceOf(o.request, o.plan, volume)
-	err = checkVolume(o.request, volume)
+	err = checkVolume(o.request, o.sourceBytes, volume)
 	var pv *corev1.PersistentVolume
 	if err == nil {
 		if pv, err = a.c.driver.volumeOf(o.claim, o.request, o.plan, volume); err != nil {

@@ -67,6 +67,14 @@ func (d decision) decideResume() step {
 	case d.class == nil || !d.is(d.class.Provisioner): // the request of a class of another driver would differ
 		err := fmt.Errorf("StorageClass %q was deleted or belongs to another driver", class)
 		return cannot("ClassDeleted", err, "Recreate the StorageClass")
+	case kube.WaitsForFirstConsumer(d.class) && nodeOf(d.claim) == "":
+		cause, fix := "no node is selected", "Create a pod that uses this PVC"
+		if hasRecord(d.claim) {
+			cause, fix = "its record names no node", "Recreate the StorageClass with the volumeBindingMode that it had"
+		}
+		st := cannot("NoNode", fmt.Errorf("%s, and StorageClass %q has volumeBindingMode WaitForFirstConsumer", cause, class), fix)
+		st.action = doReport // the claim waits for a node
+		return st
 	case d.needsRefs(d.claim) && d.refs == nil:
 		return step{action: doReadReferences, reason: "RecordFound"}
 	case d.refs != nil && isReadError(d.refs.err):
@@ -77,7 +85,7 @@ func (d decision) decideResume() step {
 	next, err := d.resume(d.claim, d.class, d.refs, d.known)
 	switch {
 	case errors.Is(err, errRequestChanged):
-		return cannot("RequestChanged", err, "Restore the StorageClass parameters, the annotation, the referenced object or the flag")
+		return cannot("RequestChanged", err, "Restore the StorageClass, the annotation, the referenced object or the flag")
 	case err != nil:
 		return cannot("CannotResume", err, "Restore the annotation, or the objects that this PVC names")
 	}

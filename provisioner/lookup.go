@@ -25,7 +25,9 @@ type resolvedRefs struct {
 	content *csi.VolumeContentSource // of the request
 	mutable map[string]string        // parameters of its VolumeAttributesClass
 	uid     types.UID                // of the source
-	err     error                    // why the claim cannot be provisioned from them
+	// sourceBytes is the size of the source of a recorded clone that is larger than the claim. Zero: it is not.
+	sourceBytes int64
+	err         error // why the claim cannot be provisioned from them
 }
 
 // needsRefs reports whether the request for a claim depends on objects that are not cached.
@@ -55,7 +57,7 @@ func (t referenceReader) resolve(ctx context.Context, claim *corev1.PersistentVo
 	if f.source != nil {
 		f.err = t.permitted(ctx, claim, *f.source) // of a recorded request, too: users can write a record
 		if f.err == nil {
-			f.content, f.uid, f.err = t.contentOf(ctx, claim, *f.source)
+			f.err = t.readContent(ctx, claim, f)
 		}
 		if f.err != nil {
 			f.err = fmt.Errorf("data source %s: %w", f.source, f.err)
@@ -79,34 +81,36 @@ func (t referenceReader) mutableParameters(ctx context.Context, name string) (ma
 	return class.Parameters, nil
 }
 
-// contentOf returns the content source of the request for a data source, and the UID of the data source.
-func (t referenceReader) contentOf(
-	ctx context.Context, claim *corev1.PersistentVolumeClaim, key volumerules.Source,
-) (*csi.VolumeContentSource, types.UID, error) {
+// readContent adds to f the content source of the request for its data source, and the UID of the data source.
+func (t referenceReader) readContent(ctx context.Context, claim *corev1.PersistentVolumeClaim, f *resolvedRefs) (err error) {
+	key := *f.source
 	if key.Kind == kube.KindSnapshot {
-		return t.snapshotContent(ctx, claim, key)
+		f.content, f.uid, err = t.snapshotContent(ctx, claim, key)
+		return err
 	}
 	source, err := t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil {
-		return nil, "", err
+		return err
 	}
-	wanted := claim
-	if hasRecord(claim) { // the source may have been expanded since
+	wanted, size := claim, capacityRange(source).RequiredBytes
+	if hasRecord(claim) && size > capacityRange(claim).RequiredBytes { // the source may have been expanded since: see checkVolume
 		wanted = claim.DeepCopy()
 		wanted.Spec.Resources = source.Spec.Resources
+		f.sourceBytes = size
 	}
 	if err := volumerules.CheckClone(source, wanted); err != nil {
-		return nil, "", err
+		return err
 	}
 	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, source.Spec.VolumeName, metav1.GetOptions{})
 	if err != nil {
-		return nil, "", err
+		return err
 	}
 	if pv, err = t.c.driver.asCSI(pv); err != nil {
-		return nil, "", err
+		return err
 	}
-	content, err := volumerules.CloneContent(t.c.driver.name, source, pv, claim)
-	return content, source.UID, err
+	f.uid = source.UID
+	f.content, err = volumerules.CloneContent(t.c.driver.name, source, pv, claim)
+	return err
 }
 
 func (t referenceReader) snapshotContent(

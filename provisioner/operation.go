@@ -104,6 +104,7 @@ type operation struct {
 	request      *csi.CreateVolumeRequest      // with the secrets once they are read
 	plan         plan
 	source       *volumerules.Source // of a clone or a restored snapshot; else nil
+	sourceBytes  int64               // see resolvedRefs
 	called       bool                // CreateVolume was, by this process or an earlier one
 	recordFailed bool                // the claim could not be protected since the last call
 	leftID       string              // if recordFailed: the ID of the record on the claim, perhaps of an earlier process

@@ -25,18 +25,22 @@ var (
 	errUnusable = errors.New("the volume that the driver created cannot be used")
 )
 
-// checkVolume returns an error if a created volume does not match its request.
-func checkVolume(request *csi.CreateVolumeRequest, v *csi.Volume) error {
-	required := request.GetCapacityRange().GetRequiredBytes()
+// checkVolume returns an error if a created volume does not match its request. sourceBytes is the size of a source that is larger
+// than the request of a recorded clone: the source has been expanded since, and the volume was cloned before. Or a user has
+// written the record, to get a volume of that size for a smaller claim.
+func checkVolume(request *csi.CreateVolumeRequest, sourceBytes int64, v *csi.Volume) error {
+	required, size := request.GetCapacityRange().GetRequiredBytes(), v.GetCapacityBytes()
 	invalidID := csiclient.CheckID("volume_id", v.GetVolumeId())
 	switch {
 	case v.GetVolumeId() == "":
 		return errNoVolume
 	case invalidID != nil:
 		return fmt.Errorf("%w: %w", errUnusable, invalidID)
-	case v.GetCapacityBytes() != 0 && v.GetCapacityBytes() < required:
-		return fmt.Errorf("%w: it has %d bytes, and the request requires %d; this is a driver bug",
-			errUnusable, v.GetCapacityBytes(), required)
+	case sourceBytes > 0 && (size == 0 || size > required && size >= sourceBytes):
+		return fmt.Errorf("%w: it has %d bytes, the PVC requests %d, and the source has %d: the clone would be larger than requested",
+			errUnusable, size, required, sourceBytes)
+	case size != 0 && size < required:
+		return fmt.Errorf("%w: it has %d bytes, and the request requires %d; this is a driver bug", errUnusable, size, required)
 	case request.GetVolumeContentSource() != nil && v.GetContentSource() == nil:
 		return fmt.Errorf("%w: CreateVolumeResponse has no content_source for a clone or restore, so the volume may be empty; "+
 			"this is a driver bug", errUnusable)

@@ -149,7 +149,6 @@ func (d driver) checkSupported(claim *corev1.PersistentVolumeClaim) error {
 	if err != nil {
 		return err
 	}
-	size := claim.Spec.Resources.Requests.Storage()
 	lacks := func(feature, capability string) error {
 		return fmt.Errorf("driver %q does not support %s: it does not report %s", d.name, feature, capability)
 	}
@@ -162,6 +161,13 @@ func (d driver) checkSupported(claim *corev1.PersistentVolumeClaim) error {
 		return lacks(fmt.Sprintf("cloning volumes (data source %s)", source), "CLONE_VOLUME")
 	case d.attributesClass(claim) != "" && !d.modifies:
 		return lacks(fmt.Sprintf("VolumeAttributesClass %q", d.attributesClass(claim)), "MODIFY_VOLUME")
+	}
+	return checkSpec(claim)
+}
+
+// checkSpec returns an error if a claim can never be provisioned, whatever the driver supports.
+func checkSpec(claim *corev1.PersistentVolumeClaim) error {
+	switch size := claim.Spec.Resources.Requests.Storage(); {
 	case claim.Spec.Selector != nil:
 		return errors.New("spec.selector: a claim with a selector cannot be provisioned dynamically")
 	case size.CmpInt64(math.MaxInt64) > 0: // Value is undefined

@@ -9,7 +9,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -19,17 +18,15 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
 // requestRecord holds what the next leader needs to repeat a request. It is stored in an annotation of the claim.
 // Users who may write the claim can write the annotation. Except for ID, it therefore contains only what claim and class say:
-// the request is prepared from them again, with the topology of the record, and must have the same hash.
+// the request is prepared from them again, with the topology of the record, and must have the same hash, see [driver.resume].
 type requestRecord struct {
 	// ID tells the records of a claim apart. Empty in those of earlier versions.
 	ID     string `json:"id,omitempty"`
@@ -215,73 +212,4 @@ func nodeOf(claim *corev1.PersistentVolumeClaim) string {
 func recordedWithoutNode(claim *corev1.PersistentVolumeClaim) bool {
 	r, err := recordOf(claim)
 	return err == nil && r != nil && r.SelectedNode == ""
-}
-
-// errRequestChanged says that the recorded request cannot be prepared again.
-var errRequestChanged = errors.New("CreateVolume request has changed")
-
-// resume prepares the request again that an earlier process recorded on a protected claim.
-func (d driver) resume(
-	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, refs *resolvedRefs, known *topology.Aggregate,
-) (o operation, err error) {
-	o = operation{claim: claim, classUID: class.UID, classVersion: class.ResourceVersion, called: true}
-	if class, err = d.translated(class); err != nil {
-		return o, err
-	}
-	record, err := recordOf(claim)
-	if err != nil {
-		return o, err
-	}
-	if refs != nil {
-		o.source = refs.source
-	}
-	if record == nil { // the best that is known is what would be requested now
-		node := selectedNode(claim)
-		o.request, o.plan, err = d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
-		return o, err
-	}
-	o.recordID, o.inherited = record.ID, true
-	resuming.Lock()
-	defer resuming.Unlock()
-	var topology *csi.TopologyRequirement
-	if record.Topology != nil {
-		if topology, err = unpackTopology(record.Topology); err != nil {
-			return o, fmt.Errorf("annotation %s: %w", kube.AnnProvisioningRequest, err)
-		}
-	}
-	recorded := func() (*csi.TopologyRequirement, error) { return topology, nil }
-	hash, err := d.prepareRecorded(&o, class, record, refs, recorded)
-	if err == nil && hash != record.Request && d.singleNodeMultiWriter { // an earlier version of the driver may lack the capability
-		before := d
-		before.singleNodeMultiWriter = false
-		hash, err = before.prepareRecorded(&o, class, record, refs, recorded)
-	}
-	secret := ptr.Deref(o.plan.Secrets.Provisioner, corev1.SecretReference{})
-	switch {
-	case err != nil:
-	case hash != record.Request:
-		err = fmt.Errorf("%w: StorageClass %q, an object that this PVC references, or a flag of the provisioner has changed",
-			errRequestChanged, class.Name)
-	case record.Secret != nil && *record.Secret != secret:
-		err = fmt.Errorf("%w: its secret was %s, and StorageClass %q or an annotation of this PVC now names %s",
-			errRequestChanged, secretName(*record.Secret), class.Name, secretName(secret))
-	}
-	return o, err
-}
-
-// prepareRecorded prepares the request of o and returns its hash.
-func (d driver) prepareRecorded(o *operation, class *storagev1.StorageClass, record *requestRecord, refs *resolvedRefs,
-	topology func() (*csi.TopologyRequirement, error),
-) (hash string, err error) {
-	if o.request, o.plan, err = d.prepare(o.claim, class, record.SelectedNode, refs, topology); err != nil {
-		return "", err
-	}
-	return fingerprint(o.request)
-}
-
-func secretName(ref corev1.SecretReference) string {
-	if ref.Name == "" {
-		return "none"
-	}
-	return fmt.Sprintf("%q", ref.Namespace+"/"+ref.Name)
 }

@@ -359,8 +359,14 @@ func TestCheckVolume(t *testing.T) {
 		"content not asked":  {nil, &csi.Volume{VolumeId: "v", CapacityBytes: 10, ContentSource: source}, nil},
 	} {
 		request := &csi.CreateVolumeRequest{CapacityRange: &csi.CapacityRange{RequiredBytes: 10}, VolumeContentSource: tt.source}
-		if err := checkVolume(request, tt.volume); !errors.Is(err, tt.want) {
+		if err := checkVolume(request, 0, tt.volume); !errors.Is(err, tt.want) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+	request := &csi.CreateVolumeRequest{CapacityRange: &csi.CapacityRange{RequiredBytes: 10}}
+	for size, want := range map[int64]error{0: errUnusable, 10: nil, 19: nil, 20: errUnusable, 21: errUnusable} {
+		if err := checkVolume(request, 20, &csi.Volume{VolumeId: "v", CapacityBytes: size}); !errors.Is(err, want) {
+			t.Errorf("%d bytes of a source with 20: %v", size, err)
 		}
 	}
 }

@@ -263,6 +263,7 @@ func TestProvisionerScenario(t *testing.T) {
 	provisionerScenarioState(t)
 	provisionerScenarioSource(t)
 	provisionerScenarioNode(t)
+	provisionerScenarioForged(t)
 }
 
 func provisionerScenarioLife(t *testing.T) {

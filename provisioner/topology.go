@@ -49,6 +49,17 @@ func flatten(allowed []corev1.TopologySelectorTerm) ([]topology.Segment, error) 
 	return segments, nil
 }
 
+// admits reports whether allowedTopologies of a class admit a segment with these labels: whether it contains one of flatten.
+func admits(allowed []corev1.TopologySelectorTerm, labels map[string]string) bool {
+	lacks := func(e corev1.TopologySelectorLabelRequirement) bool {
+		value, ok := labels[e.Key]
+		return !ok || !slices.Contains(e.Values, value)
+	}
+	return slices.ContainsFunc(allowed, func(t corev1.TopologySelectorTerm) bool {
+		return len(t.MatchLabelExpressions) > 0 && !slices.ContainsFunc(t.MatchLabelExpressions, lacks)
+	})
+}
+
 var (
 	// errNodeNotFound makes the scheduler select another node.
 	errNodeNotFound = errors.New("not found")
@@ -84,7 +95,7 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 	requisite := allowed
 	switch {
 	case r.node != "" && r.strict:
-		if len(r.allowed) > 0 && !slices.ContainsFunc(allowed, containsSelected) {
+		if len(r.allowed) > 0 && !admits(r.allowed, selected.Labels()) {
 			return nil, fmt.Errorf("%w: node %q is in none of the allowedTopologies of the class", errTopology, r.node)
 		}
 		requisite = []topology.Segment{selected}

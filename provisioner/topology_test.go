@@ -6,6 +6,7 @@ package provisioner
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -48,6 +49,32 @@ func allow(expressions ...corev1.TopologySelectorLabelRequirement) []corev1.Topo
 
 func in(key string, values ...string) corev1.TopologySelectorLabelRequirement {
 	return corev1.TopologySelectorLabelRequirement{Key: key, Values: values}
+}
+
+// TestAdmits compares admits with flatten.
+func TestAdmits(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		var allowed []corev1.TopologySelectorTerm
+		for range random.IntN(3) {
+			var term corev1.TopologySelectorTerm
+			for _, key := range []string{"zone", "rack", "disk"}[:random.IntN(4)] {
+				term.MatchLabelExpressions = append(term.MatchLabelExpressions, in(key, []string{"a", "b", "c"}[:random.IntN(4)]...))
+			}
+			allowed = append(allowed, term)
+		}
+		labels := map[string]string{}
+		for _, key := range []string{"zone", "rack", "disk"} {
+			if random.IntN(5) > 0 {
+				labels[key] = string("abc"[random.IntN(3)])
+			}
+		}
+		segments, err := flatten(allowed)
+		want := slices.ContainsFunc(segments, func(s topology.Segment) bool { return s.SubsetOf(topology.SegmentOf(labels)) })
+		if got := admits(allowed, labels); err != nil || got != want {
+			t.Fatalf("%v admits %v: %t, want %t (%v)", allowed, labels, got, want, err)
+		}
+	}
 }
 
 func TestRequirement(t *testing.T) {
@@ -237,6 +264,9 @@ func FuzzRequirement(f *testing.F) {
 				t.Fatal("an answer and an error")
 			}
 			return
+		}
+		if err := r.check(first, a); err != nil {
+			t.Fatalf("recorded: %v", err)
 		}
 		requisite, preferred := strings.Split(text(first.GetRequisite()), "; "), strings.Split(text(first.GetPreferred()), "; ")
 		slices.Sort(requisite)

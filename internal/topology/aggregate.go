@@ -72,6 +72,19 @@ func (a *Aggregate) CommonKeys() []string {
 	return best.keys
 }
 
+// AllKeys returns the topology keys that the driver has on at least one node.
+func (a *Aggregate) AllKeys() map[string]bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := map[string]bool{}
+	for _, s := range a.sets {
+		for _, k := range s.keys {
+			all[k] = true
+		}
+	}
+	return all
+}
+
 // Segments returns the segments of all Nodes that have keys as labels, sorted by [Compare].
 func (a *Aggregate) Segments(keys []string) []Segment {
 	a.mu.Lock()

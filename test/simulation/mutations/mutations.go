@@ -51,7 +51,7 @@ var mutations = []mutation{
 		"RemoveFinalizers: []string{kube.ProvisioningFinalizer}, Remove",
 		"RemoveFinalizers: map[bool][]string{false: {kube.ProvisioningFinalizer}, true: claim.Finalizers}" +
 			"[claim.DeletionTimestamp != nil], Remove"},
-	{"resume-another-request", "A recorded request that has changed is not sent.", "provisioner/request_record.go",
+	{"resume-another-request", "A recorded request that has changed is not sent.", "provisioner/resume.go",
 		"case hash != record.Request:", "case hash == \"\":"},
 	{"release-a-deleted-node", "The finalizer of a Node that is being deleted stays for the grace period.",
 		"nodecontroller/nodecleanup/finalizer.go", "return wait(grace)", "return hostStep{action: hostRelease}"},

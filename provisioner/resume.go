@@ -1,0 +1,160 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package provisioner
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/topology"
+)
+
+// errRequestChanged says that the recorded request cannot be prepared again.
+var errRequestChanged = errors.New("CreateVolume request has changed")
+
+// resume prepares the request again that an earlier process recorded on a protected claim. Users can write the finalizer and the
+// record, and compute its hash. Therefore each check of a new request is repeated whose inputs cannot have changed since; other
+// inputs are checked in the record ([topologyRequest.check]) or in the response (checkVolume).
+func (d driver) resume(
+	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, refs *resolvedRefs, known *topology.Aggregate,
+) (o operation, err error) {
+	o = operation{claim: claim, classUID: class.UID, classVersion: class.ResourceVersion, called: true}
+	if class, err = d.translated(class); err != nil {
+		return o, err
+	}
+	if err = checkSpec(claim); err != nil {
+		return o, err
+	}
+	record, err := recordOf(claim)
+	if err != nil {
+		return o, err
+	}
+	if refs != nil {
+		o.source, o.sourceBytes = refs.source, refs.sourceBytes
+	}
+	if record == nil { // the best that is known is what would be requested now
+		node := selectedNode(claim)
+		o.request, o.plan, err = d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
+		return o, err
+	}
+	o.recordID, o.inherited = record.ID, true
+	resuming.Lock()
+	defer resuming.Unlock()
+	var topology *csi.TopologyRequirement
+	if record.Topology != nil {
+		if topology, err = unpackTopology(record.Topology); err != nil {
+			return o, fmt.Errorf("annotation %s: %w", kube.AnnProvisioningRequest, err)
+		}
+	}
+	recorded := func() (*csi.TopologyRequirement, error) {
+		return topology, topologyRequest{
+			strict: d.StrictTopology, allowed: class.AllowedTopologies, node: record.SelectedNode,
+		}.check(topology, known)
+	}
+	hash, err := d.prepareRecorded(&o, class, record, refs, recorded)
+	if err == nil && hash != record.Request && d.singleNodeMultiWriter { // an earlier version of the driver may lack the capability
+		before := d
+		before.singleNodeMultiWriter = false
+		hash, err = before.prepareRecorded(&o, class, record, refs, recorded)
+	}
+	secret := ptr.Deref(o.plan.Secrets.Provisioner, corev1.SecretReference{})
+	switch {
+	case err != nil:
+	case hash != record.Request:
+		err = fmt.Errorf("%w: StorageClass %q, an object that this PVC references, or a flag of the provisioner has changed",
+			errRequestChanged, class.Name)
+	case record.Secret != nil && *record.Secret != secret:
+		err = fmt.Errorf("%w: its secret was %s, and StorageClass %q or an annotation of this PVC now names %s",
+			errRequestChanged, secretName(*record.Secret), class.Name, secretName(secret))
+	}
+	return o, err
+}
+
+// prepareRecorded prepares the request of o and returns its hash.
+func (d driver) prepareRecorded(o *operation, class *storagev1.StorageClass, record *requestRecord, refs *resolvedRefs,
+	topology func() (*csi.TopologyRequirement, error),
+) (hash string, err error) {
+	if o.request, o.plan, err = d.prepare(o.claim, class, record.SelectedNode, refs, topology); err != nil {
+		return "", err
+	}
+	return fingerprint(o.request)
+}
+
+// check returns an error if a request with r cannot have the topology t. A node that was deleted since, or on which the driver is
+// not registered any more, is not checked.
+func (r topologyRequest) check(t *csi.TopologyRequirement, known *topology.Aggregate) error {
+	restricts := func(s corev1.TopologySelectorTerm) bool { return len(s.MatchLabelExpressions) > 0 }
+	switch {
+	case t == nil && slices.ContainsFunc(r.allowed, restricts):
+		return fmt.Errorf("%w: it has no topology, and the StorageClass has allowedTopologies", errRequestChanged)
+	case t == nil:
+		return nil
+	case len(t.GetRequisite()) == 0:
+		return errors.New("the recorded topology has no segment")
+	case !isRotation(t.GetRequisite(), t.GetPreferred()):
+		return errors.New("the preferred segments of the recorded topology are not the requisite ones, rotated")
+	}
+	keys := known.AllKeys()
+	anyKey := len(keys) == 0
+	for _, s := range r.allowed {
+		for _, e := range s.MatchLabelExpressions {
+			keys[e.Key] = true
+		}
+	}
+	for _, s := range t.GetRequisite() {
+		if len(r.allowed) > 0 && !admits(r.allowed, s.GetSegments()) {
+			return fmt.Errorf("%w: allowedTopologies of the StorageClass do not admit segment %q", errRequestChanged, s.GetSegments())
+		}
+		for key := range s.GetSegments() {
+			if !anyKey && !keys[key] {
+				return fmt.Errorf("the driver has the recorded topology key %q on no CSINode", key)
+			}
+		}
+	}
+	if r.node == "" {
+		return nil
+	}
+	return r.checkNode(t, known)
+}
+
+// checkNode returns an error if t does not prefer the segment of the node, or is not that segment with --strict-topology.
+func (r topologyRequest) checkNode(t *csi.TopologyRequirement, known *topology.Aggregate) error {
+	_, selected, err := segmentOfNode(r.node, known)
+	if err != nil {
+		return nil
+	}
+	first := topology.SegmentOf(t.GetPreferred()[0].GetSegments())
+	switch {
+	case !first.SubsetOf(selected):
+		return fmt.Errorf("%w: its first preferred segment is %q, and node %q is in segment %q", errRequestChanged, first, r.node, selected)
+	case r.strict && (len(t.GetRequisite()) > 1 || len(first) < len(selected)):
+		return fmt.Errorf("%w: with --strict-topology, only the segment %q of node %q is requested", errRequestChanged, selected, r.node)
+	}
+	return nil
+}
+
+// isRotation reports whether preferred has the segments of requisite in the same cyclic order.
+func isRotation(requisite, preferred []*csi.Topology) bool {
+	if len(preferred) == 0 {
+		return false
+	}
+	equal := func(a, b *csi.Topology) bool { return proto.Equal(a, b) }
+	first := slices.IndexFunc(requisite, func(s *csi.Topology) bool { return equal(s, preferred[0]) })
+	return first >= 0 && slices.EqualFunc(slices.Concat(requisite[first:], requisite[:first]), preferred, equal)
+}
+
+func secretName(ref corev1.SecretReference) string {
+	if ref.Name == "" {
+		return "none"
+	}
+	return fmt.Sprintf("%q", ref.Namespace+"/"+ref.Name)
+}
