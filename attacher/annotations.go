@@ -4,9 +4,13 @@
 package attacher
 
 import (
+	"encoding/json"
+	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -14,8 +18,10 @@ import (
 // Annotations of a VolumeAttachment that allow a detach after the CSINode or the
 // PersistentVolume was deleted.
 const (
-	// annNodeID is the driver's ID of the node of a VolumeAttachment, as csi-attacher writes it.
+	// annNodeID is the driver's ID of the node of a VolumeAttachment, as csi-attacher writes it: that of the last publish.
 	annNodeID = "csi.alpha.kubernetes.io/node-id"
+	// annFormerNodeIDs is a JSON list of earlier node IDs to which the volume of a VolumeAttachment may still be published.
+	annFormerNodeIDs = "storage-controller.io/former-node-ids"
 	// annVolumeHandle is the volume handle of a VolumeAttachment.
 	annVolumeHandle = "storage-controller.io/volume-handle"
 	// annSecret is NAMESPACE/NAME of the Secret for the detach of a VolumeAttachment.
@@ -24,10 +30,19 @@ const (
 	annMigrated = "storage-controller.io/migrated"
 )
 
+// maxFormerNodeIDs is the length of [annFormerNodeIDs]. Before a further ID is added, the volume is unpublished from the oldest.
+const maxFormerNodeIDs = 4
+
 // detachAnnotations returns the change that records on a VolumeAttachment what its detach
 // needs.
-func detachAnnotations(src source, nodeID string) kube.MetadataPatch {
+func detachAnnotations(src source, former []string, nodeID string) kube.MetadataPatch {
 	change := kube.MetadataPatch{SetAnnotations: map[string]string{annNodeID: nodeID, annVolumeHandle: src.handle}}
+	if len(former) > 0 {
+		list, _ := json.Marshal(former) // strings have no error
+		change.SetAnnotations[annFormerNodeIDs] = string(list)
+	} else {
+		change.RemoveAnnotations = append(change.RemoveAnnotations, annFormerNodeIDs)
+	}
 	if src.secrets != nil {
 		change.SetAnnotations[annSecret] = src.secrets.Namespace + "/" + src.secrets.Name
 	} else {
@@ -56,12 +71,44 @@ func (d driver) detachSource(s attachmentState) (source, error) {
 	return src, nil
 }
 
-// detachNodeID returns the driver's ID of the node, or the one recorded by the attach if
-// the driver is not registered on the node anymore.
-func (d driver) detachNodeID(s attachmentState) (string, error) {
-	id, err := d.nodeID(s)
-	if recorded := s.attachment.Annotations[annNodeID]; err != nil && recorded != "" {
-		return recorded, nil
+// recordedNodeIDs returns the node IDs to which the volume of va may be published, that of the last publish at the end. Both
+// this attacher and csi-attacher record an ID before they publish to it.
+func recordedNodeIDs(va *storagev1.VolumeAttachment) (ids []string, err error) {
+	if former := va.Annotations[annFormerNodeIDs]; former != "" {
+		if err := json.Unmarshal([]byte(former), &ids); err != nil {
+			return nil, fmt.Errorf("reading annotation %s of VolumeAttachment %q: %w. Correct it: it is a JSON list of node IDs",
+				annFormerNodeIDs, va.Name, err)
+		}
 	}
-	return id, err
+	last := va.Annotations[annNodeID]
+	ids = slices.DeleteFunc(ids, func(id string) bool { return id == last })
+	if last != "" {
+		ids = append(ids, last)
+	}
+	return ids, nil
+}
+
+// detachNodeIDs returns the node IDs from which the volume has to be unpublished: those that were recorded by the attach,
+// whatever the CSINode says now, except those that this sync has unpublished it from. An attachment without a record, which
+// another component created with the finalizer, has the ID of the CSINode.
+func (d driver) detachNodeIDs(s attachmentState) ([]string, error) {
+	ids, err := recordedNodeIDs(s.attachment)
+	if err != nil {
+		return nil, err
+	}
+	if len(ids) == 0 {
+		id, err := d.nodeID(s)
+		return []string{id}, err
+	}
+	former := slices.DeleteFunc(ids[:len(ids)-1], func(id string) bool { return slices.Contains(s.unpublished, id) })
+	return append(former, ids[len(ids)-1]), nil
+}
+
+// formerNodeIDs returns the node IDs other than nodeID to which the volume may be published.
+func (d driver) formerNodeIDs(s attachmentState, nodeID string) ([]string, error) {
+	if !slices.Contains(s.attachment.Finalizers, d.finalizer) {
+		return nil, nil // it was not published yet
+	}
+	ids, err := recordedNodeIDs(s.attachment)
+	return slices.DeleteFunc(ids, func(id string) bool { return id == nodeID || slices.Contains(s.unpublished, id) }), err
 }

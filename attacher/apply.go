@@ -53,8 +53,8 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 		return nil
 	case doPublish:
 		return t.publish(ctx, s, step)
-	case doUnpublish:
-		return t.unpublish(ctx, s, step)
+	case doUnpublish, doUnpublishFormer:
+		return t.unpublish(ctx, s, step, read)
 	case doUndoPublish:
 		return s.publication.undo(ctx, t)
 	case doRemoveFinalizer:

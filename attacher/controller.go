@@ -154,8 +154,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// maxSteps bounds the steps of one sync. An attach takes up to seven.
-const maxSteps = 10
+// maxSteps bounds the steps of one sync. An attach takes up to seven, and one for each former node ID.
+const maxSteps = 10 + maxFormerNodeIDs
 
 // sync runs the steps that [driver.decide] returns until nothing is left to do.
 func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {

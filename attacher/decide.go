@@ -36,6 +36,7 @@ const (
 	doAddFinalizer              // patch finalizer and annotations of the VolumeAttachment
 	doPublish                   // ControllerPublishVolume, then status.attached=true
 	doUnpublish                 // ControllerUnpublishVolume, then remove the finalizer
+	doUnpublishFormer           // ControllerUnpublishVolume for an ID that the node had
 	doUndoPublish               // ControllerUnpublishVolume for a deleted VolumeAttachment
 	doRemoveFinalizer           // without an RPC
 	doMarkAttached              // status.attached=true without an RPC
@@ -46,7 +47,8 @@ const (
 func (a action) String() string {
 	return [...]string{
 		"nothing", "report attach error", "report detach error", "read secrets", "read attachment", "read volume", "add volume finalizer",
-		"add finalizer", "publish", "unpublish", "undo publish", "remove finalizer", "mark attached", "mark detached",
+		"add finalizer", "publish", "unpublish", "unpublish from former node ID", "undo publish", "remove finalizer", "mark attached",
+		"mark detached",
 	}[a]
 }
 
@@ -107,6 +109,9 @@ func (d driver) decideAttach(s attachmentState) step {
 	if _, err := volumerules.AccessMode(src.spec.AccessModes, d.singleNodeMultiWriter); err != nil {
 		return fail(err)
 	}
+	if err := s.waitsFor(src); err != nil {
+		return fail(err)
+	}
 	if src.secrets != nil && !s.secretsRead {
 		return step{action: doReadSecrets, reason: "SecretsNeeded", source: src}
 	}
@@ -119,7 +124,14 @@ func (d driver) decideAttach(s attachmentState) step {
 		// is read before its handle is recorded.
 		return step{action: doReadVolume, reason: "VolumeUnconfirmed"}
 	}
-	change := detachAnnotations(src, nodeID)
+	former, err := d.formerNodeIDs(s, nodeID)
+	switch {
+	case err != nil:
+		return fail(err)
+	case len(former) > 0 && (singleNode(src.spec.AccessModes) || len(former) > maxFormerNodeIDs):
+		return d.decideFormer(s, src, former[0], nodeID)
+	}
+	change := detachAnnotations(src, former, nodeID)
 	change.AddFinalizers = []string{d.finalizer}
 	if !change.AppliedTo(s.attachment) {
 		// Before the RPC: a crash after it would leave the volume published for good.
@@ -129,6 +141,40 @@ func (d driver) decideAttach(s attachmentState) step {
 		return step{action: doReadAttachment, reason: "Unconfirmed"}
 	}
 	return step{action: doPublish, reason: "Requested", source: src, nodeID: nodeID}
+}
+
+// decideFormer returns the step before the volume is published to nodeID: it may still be published to the former ID, and the
+// record must not lose that ID. The volume of a pod that may be running on the machine with that ID is not unpublished.
+func (d driver) decideFormer(s attachmentState, src source, former, nodeID string) step {
+	va := s.attachment
+	switch {
+	case va.Status.Attached && s.publishedAtFormer:
+		return step{action: doReportAttachError, reason: "PublishedAtFormer", err: fmt.Errorf("volume %q is published with the former "+
+			"node ID %q, but node %s has ID %q now. Delete the pods on the node that use the volume, so that it is attached again",
+			src.handle, former, va.Spec.NodeName, nodeID)}
+	case s.unconfirmed:
+		return step{action: doReadAttachment, reason: "Unconfirmed"}
+	}
+	return step{action: doUnpublishFormer, reason: "NodeIDChanged", source: src, nodeID: former}
+}
+
+// waitsFor returns an error if src may still be published to another node, but is for a single one.
+func (s attachmentState) waitsFor(src source) error {
+	first := s.detaching
+	if first == nil {
+		return nil
+	}
+	if recorded := first.Annotations[annVolumeHandle]; recorded != "" && recorded != src.handle {
+		return nil // a PersistentVolume that was replaced
+	}
+	reason := ""
+	if failed := first.Status.DetachError; failed != nil {
+		reason = fmt.Sprintf(" (%.300s)", failed.Message)
+	}
+	return fmt.Errorf("volume %q may still be published to node %s: VolumeAttachment %q is being deleted, and "+
+		"ControllerUnpublishVolume has not succeeded%s. The volume is attached after that. If the node is shut down and the call "+
+		"cannot succeed, detach the volume at the storage system, then remove the finalizer of that VolumeAttachment", src.handle,
+		first.Spec.NodeName, first.Name, reason)
 }
 
 // decideDetach handles a VolumeAttachment that is being deleted. It ignores
@@ -148,12 +194,16 @@ func (d driver) decideDetach(s attachmentState) step {
 	if src.secrets != nil && !s.secretsRead {
 		return step{action: doReadSecrets, reason: "SecretsNeeded", source: src}
 	}
-	nodeID, err := d.detachNodeID(s)
+	nodeIDs, err := d.detachNodeIDs(s)
 	if err != nil {
 		return fail(err)
 	}
 	if s.unconfirmed {
 		return step{action: doReadAttachment, reason: "Unconfirmed"}
+	}
+	nodeID := nodeIDs[0]
+	if len(nodeIDs) > 1 {
+		return step{action: doUnpublishFormer, reason: "Deleting", source: src, nodeID: nodeID}
 	}
 	return step{action: doUnpublish, reason: "Deleting", source: src, nodeID: nodeID}
 }

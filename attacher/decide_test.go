@@ -4,6 +4,7 @@
 package attacher
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -61,6 +62,12 @@ func protected(va *storagev1.VolumeAttachment) {
 	va.Finalizers = []string{Finalizer("drv.example.com")}
 	va.Annotations = map[string]string{annNodeID: "id-1", annVolumeHandle: "vol-1"}
 }
+func withFormer(ids ...string) func(*storagev1.VolumeAttachment) {
+	return func(va *storagev1.VolumeAttachment) {
+		list, _ := json.Marshal(ids)
+		va.Annotations[annFormerNodeIDs] = string(list)
+	}
+}
 func withSecret(pv *corev1.PersistentVolume) {
 	pv.Spec.CSI.ControllerPublishSecretRef = &corev1.SecretReference{Namespace: "ns", Name: "s"}
 }
@@ -72,12 +79,15 @@ func TestDecide(t *testing.T) {
 		pv          *corev1.PersistentVolume
 		node        *storagev1.CSINode
 		secretsRead bool
+		unpublished []string
+		detaching   *storagev1.VolumeAttachment
 		publication *publication
 		forced      bool
 		want        action
 		reason      string
 		err         string
 		nodeID      string
+		former      string
 	}{
 		"gone":               {want: doNothing, reason: "Deleted"},
 		"gone, undetermined": {publication: &publication{}, want: doUndoPublish, reason: "DeletedWithoutDetach"},
@@ -99,8 +109,42 @@ func TestDecide(t *testing.T) {
 			nodeID: "id-1",
 		},
 		"protected with another node ID": {
-			va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), want: doAddFinalizer,
+			va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), want: doUnpublishFormer,
+			reason: "NodeIDChanged", nodeID: "id-1",
+		},
+		"protected with another node ID, unpublished": {
+			va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), unpublished: []string{"id-1"}, want: doAddFinalizer,
 			reason: "WithoutFinalizer", nodeID: "id-2",
+		},
+		"protected with another node ID, for many nodes": {
+			va: testAttachment(protected), pv: testVolume(withModes(rwx)), node: testNode("id-2"), want: doAddFinalizer,
+			reason: "WithoutFinalizer", nodeID: "id-2", former: `["id-1"]`,
+		},
+		"the former node ID again, for many nodes": {
+			va: testAttachment(protected, withFormer("id-0")), pv: testVolume(withModes(rwx)), node: testNode("id-0"), want: doAddFinalizer,
+			reason: "WithoutFinalizer", nodeID: "id-0", former: `["id-1"]`,
+		},
+		"too many former node IDs": {
+			va: testAttachment(protected, withFormer("1", "2", "3", "4")), pv: testVolume(withModes(rwx)), node: testNode("id-2"),
+			want: doUnpublishFormer, reason: "NodeIDChanged", nodeID: "1",
+		},
+		"former node IDs are no list": {
+			va: testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annFormerNodeIDs] = "id-0" }),
+			pv: testVolume(), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: annFormerNodeIDs,
+		},
+		"another node ID in an annotation of others": {
+			va: testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Finalizers = nil }), pv: testVolume(),
+			node: testNode("id-2"), want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-2",
+		},
+		"being detached from another node": {
+			va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach",
+			detaching: testAttachment(protected, deleting), err: `may still be published to node n1: VolumeAttachment "va1" is being deleted`,
+		},
+		"another volume being detached": {
+			va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), want: doPublish, reason: "Requested", nodeID: "id-1",
+			detaching: testAttachment(protected, deleting, func(va *storagev1.VolumeAttachment) {
+				va.Annotations[annVolumeHandle] = "vol-0"
+			}),
 		},
 		"protected, volume replaced": {
 			va: testAttachment(protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = "vol-2" }),
@@ -181,9 +225,25 @@ func TestDecide(t *testing.T) {
 			va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-1"), want: doUnpublish,
 			reason: "Deleting", nodeID: "id-1",
 		},
-		"deleted, the CSINode knows better": {
+		"deleted, another node ID": {
 			va: testAttachment(deleting, protected), pv: testVolume(), node: testNode("id-2"), want: doUnpublish,
-			reason: "Deleting", nodeID: "id-2",
+			reason: "Deleting", nodeID: "id-1",
+		},
+		"deleted, no node ID recorded": {
+			va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }), pv: testVolume(),
+			node: testNode("id-2"), want: doUnpublish, reason: "Deleting", nodeID: "id-2",
+		},
+		"deleted, former node IDs": {
+			va: testAttachment(deleting, protected, withFormer("id-0", "id-1", "id-2")), pv: testVolume(), node: testNode("id-2"),
+			want: doUnpublishFormer, reason: "Deleting", nodeID: "id-0",
+		},
+		"deleted, unpublished from the former node IDs": {
+			va: testAttachment(deleting, protected, withFormer("id-0", "id-1", "id-2")), pv: testVolume(), node: testNode("id-2"),
+			unpublished: []string{"id-0", "id-2"}, want: doUnpublish, reason: "Deleting", nodeID: "id-1",
+		},
+		"deleted, former node IDs are no list": {
+			va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annFormerNodeIDs] = "id-0" }),
+			pv: testVolume(), node: testNode("id-1"), want: doReportDetachError, reason: "CannotDetach", err: annFormerNodeIDs,
 		},
 		"deleted, no CSINode": {
 			va: testAttachment(deleting, protected), pv: testVolume(), want: doUnpublish, reason: "Deleting", nodeID: "id-1",
@@ -225,6 +285,10 @@ func TestDecide(t *testing.T) {
 			want: doUnpublish, reason: "Deleting", nodeID: "id-1",
 		},
 
+		"attached with another node ID, not at the driver": {
+			va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-2"), forced: true, want: doUnpublishFormer,
+			reason: "NodeIDChanged", nodeID: "id-1",
+		},
 		"attached, but not at the driver": {
 			va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-1"), forced: true, want: doPublish,
 			reason: "Requested", nodeID: "id-1",
@@ -297,10 +361,14 @@ func TestDecide(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := testDriver(tt.driver).decide(
 				attachmentState{
-					attachment: tt.va, volume: tt.pv, csiNode: tt.node, liveReads: liveReads{secretsRead: tt.secretsRead},
+					attachment: tt.va, volume: tt.pv, csiNode: tt.node, detaching: tt.detaching,
+					liveReads: liveReads{secretsRead: tt.secretsRead, unpublished: tt.unpublished},
 					outOfSync: tt.forced, publication: tt.publication,
 				},
 			)
+			if former := got.change.SetAnnotations[annFormerNodeIDs]; former != tt.former {
+				t.Errorf("former node IDs %q, want %q", former, tt.former)
+			}
 			if got.action != tt.want || got.reason != tt.reason || got.nodeID != tt.nodeID {
 				t.Errorf(
 					"got %v because %s, node %q (%v); want %v because %s, node %q", got.action, got.reason, got.nodeID, got.err,

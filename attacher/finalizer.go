@@ -47,7 +47,9 @@ func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 	if !ok || !t.c.driver.releasable(pv, len(t.c.attachments.ByIndex(kube.ByVolume, name))) {
 		return time.Time{}, nil // the deletion of its last VolumeAttachment enqueues it again
 	}
-	return time.Time{}, t.changeVolume(ctx, pv, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}})
+	_, err := t.volumes.Patch(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv,
+		kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}})
+	return time.Time{}, err
 }
 
 // addVolumeFinalizer adds the finalizer to pv, once for all its VolumeAttachments.
@@ -56,13 +58,10 @@ func (t *term) addVolumeFinalizer(ctx context.Context, pv *corev1.PersistentVolu
 		if newest, ok := t.volumes.Get(pv.Name); ok {
 			pv = newest
 		}
-		return nil, t.changeVolume(ctx, pv, kube.MetadataPatch{AddFinalizers: []string{t.c.driver.finalizer}})
+		_, err := t.volumes.Patch(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv,
+			kube.MetadataPatch{AddFinalizers: []string{t.c.driver.finalizer}})
+		return nil, err
 	})
-	return err
-}
-
-func (t *term) changeVolume(ctx context.Context, pv *corev1.PersistentVolume, change kube.MetadataPatch) error {
-	_, err := t.volumes.Patch(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv, change)
 	return err
 }
 

@@ -4,9 +4,13 @@
 package attacher
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // attachmentKey identifies a VolumeAttachment. The UID gives a recreated object of the
@@ -37,6 +41,11 @@ type attachmentState struct {
 	csiNode    *storagev1.CSINode          // nil: not found
 	// outOfSync: ListVolumes reported something else than the status.
 	outOfSync bool
+	// publishedAtFormer: ListVolumes reported the volume at an ID that the node had when it was published.
+	publishedAtFormer bool
+	// detaching is an attachment of the volume, which is for one node, to another node. It is being deleted, and its volume may
+	// still be published there.
+	detaching *storagev1.VolumeAttachment
 	// unconfirmed: not yet read from the API server in this term; the cache may be stale.
 	unconfirmed bool
 	// volumeUnconfirmed: the cache may lack the last writes of an earlier leader to the PersistentVolume.
@@ -45,8 +54,9 @@ type attachmentState struct {
 	liveReads
 }
 
-// liveReads holds what earlier steps of the same sync read from the API server.
+// liveReads holds what earlier steps of the same sync read from the API server, and did at the driver.
 type liveReads struct {
+	unpublished    []string // former node IDs
 	attachmentRead bool
 	volumeRead     bool
 	secretsRead    bool
@@ -61,7 +71,8 @@ func (t *term) gather(key attachmentKey, read liveReads) attachmentState {
 		s.publication = t.publications.of(key.UID)
 		return s
 	}
-	s.attachment, s.outOfSync = va, t.outOfSync.has(key.UID)
+	s.attachment = va
+	s.publishedAtFormer, s.outOfSync = t.outOfSync.of(key.UID)
 	_, confirmed := t.confirmed.Load(key.UID)
 	s.unconfirmed = !read.attachmentRead && (!confirmed || s.outOfSync)
 	if name := va.Spec.Source.PersistentVolumeName; name != nil {
@@ -71,6 +82,27 @@ func (t *term) gather(key attachmentKey, read liveReads) attachmentState {
 	}
 	if t.c.driver.publishes {
 		s.csiNode, _ = t.c.csiNodes.Get(va.Spec.NodeName)
+		s.detaching = t.detachingFirst(va, s.volume)
 	}
 	return s
+}
+
+// detachingFirst returns an attachment of pv that has to be detached before va is attached, or nil. A volume for a single node
+// "can only be published [...] on a single node, at any given time" (CSI spec, "VolumeCapability").
+func (t *term) detachingFirst(va *storagev1.VolumeAttachment, pv *corev1.PersistentVolume) *storagev1.VolumeAttachment {
+	if va.DeletionTimestamp != nil || pv == nil || !singleNode(pv.Spec.AccessModes) {
+		return nil
+	}
+	for _, cached := range t.c.attachments.ByIndex(kube.ByVolume, pv.Name) {
+		other, ok := t.attachments.Get(cached.Name)
+		if ok && other.Spec.NodeName != va.Spec.NodeName && other.DeletionTimestamp != nil && t.c.driver.mayBePublished(other) {
+			return other
+		}
+	}
+	return nil
+}
+
+// mayBePublished reports whether the volume of va was or is being published, and not unpublished yet.
+func (d driver) mayBePublished(va *storagev1.VolumeAttachment) bool {
+	return va.Spec.Attacher == d.name && slices.Contains(va.Finalizers, d.finalizer)
 }

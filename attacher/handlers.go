@@ -55,6 +55,9 @@ func (t *term) attachmentUpdated(old, va *storagev1.VolumeAttachment) {
 	if old.UID != va.UID { // deleted and recreated while the watch was interrupted
 		t.attachmentDeleted(old)
 	}
+	if t.c.driver.mayBePublished(old) && !t.c.driver.mayBePublished(va) {
+		t.enqueueOthers(va)
+	}
 	switch unfinished := t.unfinished(va); {
 	case unfinished && !t.c.driver.onlyOwnChanges(old, va):
 		t.vaQueue.Add(keyOf(va))
@@ -75,6 +78,23 @@ func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
 	if name := va.Spec.Source.PersistentVolumeName; name != nil {
 		if pv, ok := t.c.volumes.Get(*name); ok {
 			t.volumeChanged(pv)
+		}
+	}
+	t.enqueueOthers(va)
+}
+
+// enqueueOthers enqueues the attachments that may wait for the detach of va, see [term.detachingFirst].
+func (t *term) enqueueOthers(va *storagev1.VolumeAttachment) {
+	name := va.Spec.Source.PersistentVolumeName
+	if name == nil {
+		return
+	}
+	if pv, ok := t.c.volumes.Get(*name); !ok || !singleNode(pv.Spec.AccessModes) {
+		return
+	}
+	for _, other := range t.c.attachments.ByIndex(kube.ByVolume, *name) {
+		if other.DeletionTimestamp == nil && other.UID != va.UID {
+			t.attachmentAdded(other)
 		}
 	}
 }

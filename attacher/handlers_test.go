@@ -47,7 +47,8 @@ func TestPublishesAgain(t *testing.T) {
 	}{
 		"same volume and node": {func(*attachmentState) {}, true},
 		"deleted meanwhile":    {func(s *attachmentState) { s.attachment = nil }, false},
-		"another node ID":      {func(s *attachmentState) { s.csiNode = testNode("id-2") }, false},
+		"another node ID":      {func(s *attachmentState) { s.attachment.Annotations[annNodeID] = "id-2" }, false},
+		"the node ID changed":  {func(s *attachmentState) { s.csiNode = testNode("id-2") }, true},
 		"another volume": {func(s *attachmentState) {
 			s.attachment.Annotations, s.volume.Spec.CSI.VolumeHandle = nil, "vol-2"
 		}, false},

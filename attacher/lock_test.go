@@ -34,7 +34,7 @@ func TestCallOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 		if err := term.publish(ctx, s, step); !errors.Is(err, ended) {
 			t.Errorf("publish returned %v", err)
 		}
-		if err := term.unpublish(ctx, s, step); !errors.Is(err, ended) {
+		if err := term.unpublish(ctx, s, step, &liveReads{}); !errors.Is(err, ended) {
 			t.Errorf("unpublish returned %v", err)
 		}
 	})

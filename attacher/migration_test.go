@@ -145,7 +145,7 @@ func TestNotes(t *testing.T) {
 		va := testAttachment(of, protected, func(va *storagev1.VolumeAttachment) {
 			va.Annotations[annSecret], va.Annotations[annMigrated] = "old/old", "true"
 		})
-		change := detachAnnotations(src, "id-1")
+		change := detachAnnotations(src, nil, "id-1")
 		change.Apply(va)
 		got, err := d.detachSource(attachmentState{attachment: va})
 		if err != nil || !equality.Semantic.DeepEqual(got.secrets, src.secrets) || got.handle != src.handle ||
@@ -159,11 +159,11 @@ func TestNotes(t *testing.T) {
 // again, which could only fail, but is still detached.
 func TestIsPublishedWithoutVolume(t *testing.T) {
 	s := attachmentState{attachment: testAttachment(protected, attached), csiNode: testNode("id-1")}
-	if _, _, err := testDriver(nil).isPublished(s, publishedVolumes{}); err == nil {
+	if _, _, _, err := testDriver(nil).isPublished(s, publishedVolumes{}); err == nil {
 		t.Error("compared")
 	}
 	s.attachment = testAttachment(protected, attached, deleting)
-	if published, known, err := testDriver(nil).isPublished(
+	if published, _, known, err := testDriver(nil).isPublished(
 		s, publishedVolumes{"vol-1": {PublishedNodeIds: []string{"id-1"}}},
 	); !published || !known || err != nil {
 		t.Errorf("%t, %t, %v", published, known, err)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -65,20 +66,15 @@ func (p publication) undo(ctx context.Context, t *term) error {
 	if src.secrets != nil {
 		s.secrets, err = kube.ReadSecret(ctx, t.c.deps.Client, src.secrets)
 	}
-	if err == nil {
-		var again bool
-		if again, err = p.publishedAgain(ctx, t); again {
-			t.publications.Delete(va.UID)
-			return nil
+	nodeIDs, unreadable := recordedNodeIDs(va)
+	if unreadable != nil || !slices.Contains(nodeIDs, p.step.nodeID) {
+		nodeIDs = append(nodeIDs, p.step.nodeID)
+	}
+	for _, id := range nodeIDs {
+		if err == nil {
+			p.step.nodeID = id
+			err = p.undoAt(ctx, t, s)
 		}
-	}
-	if err == nil {
-		err = t.callUnpublish(ctx, s, p.step)
-	}
-	if status.Code(err) == codes.NotFound {
-		// Nothing can be published. Without this, a deletion by force would not end the calls of a detach that cannot succeed.
-		p.log(ctx, "VolumeAttachment was deleted by force and the driver knows no such volume or node. Unpublishing is not repeated", err)
-		err = nil
 	}
 	if err != nil {
 		p.log(ctx, "VolumeAttachment was deleted by force and unpublishing its volume failed. It is retried while this process leads", err)
@@ -86,6 +82,21 @@ func (p publication) undo(ctx context.Context, t *term) error {
 	}
 	t.publications.Delete(va.UID)
 	return nil
+}
+
+// undoAt unpublishes the volume from the node ID of the step, unless another VolumeAttachment of the same name needs it there.
+func (p publication) undoAt(ctx context.Context, t *term, s attachmentState) error {
+	again, err := p.publishedAgain(ctx, t)
+	if err != nil || again {
+		return err
+	}
+	err = t.c.callUnpublish(ctx, s, p.step)
+	if status.Code(err) == codes.NotFound {
+		// Nothing can be published. Without this, a deletion by force would not end the calls of a detach that cannot succeed.
+		p.log(ctx, "VolumeAttachment was deleted by force and the driver knows no such volume or node. Unpublishing is not repeated", err)
+		return nil
+	}
+	return err
 }
 
 // publishedAgain reports whether another VolumeAttachment of the same name publishes the volume again. Its error ends the undo for

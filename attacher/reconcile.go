@@ -25,36 +25,37 @@ import (
 // value is empty.
 type outOfSync struct {
 	mu   sync.Mutex
-	uids map[types.UID]struct{}
+	uids map[types.UID]bool // the value: published at a former node ID
 	// changed holds the attachments that changed since the current listing began; the
 	// listing is too old for them. Nil while no listing runs.
 	changed map[types.UID]struct{}
 }
 
-func (o *outOfSync) has(attachment types.UID) bool {
+// of reports whether there is an entry, and whether the volume is published at an ID that the node had before.
+func (o *outOfSync) of(attachment types.UID) (atFormer, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	_, ok := o.uids[attachment]
-	return ok
+	atFormer, ok = o.uids[attachment]
+	return atFormer, ok
 }
 
 // add returns false if the attachment has changed since the listing began. isNew reports
-// whether there was no entry before.
+// whether there was no such entry before.
 //
 // Check and insertion are atomic. An RPC calls recordChange before remove, so that no entry
 // outlives the difference that it stands for.
-func (o *outOfSync) add(attachment types.UID) (added, isNew bool) {
+func (o *outOfSync) add(attachment types.UID, atFormer bool) (added, isNew bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if _, changed := o.changed[attachment]; changed {
 		return false, false
 	}
 	if o.uids == nil {
-		o.uids = map[types.UID]struct{}{}
+		o.uids = map[types.UID]bool{}
 	}
-	_, before := o.uids[attachment]
-	o.uids[attachment] = struct{}{}
-	return true, !before
+	was, before := o.uids[attachment]
+	o.uids[attachment] = atFormer
+	return true, !before || was != atFormer
 }
 
 func (o *outOfSync) remove(attachment types.UID) {
@@ -179,7 +180,7 @@ func (r reconciler) enqueueDifferences(ctx context.Context, reported publishedVo
 			continue
 		}
 		attached := s.attachment.Status.Attached
-		published, known, err := r.c.driver.isPublished(s, reported)
+		published, atFormer, known, err := r.c.driver.isPublished(s, reported)
 		switch {
 		case err != nil:
 			log.V(2).Info("VolumeAttachment skipped: cannot resolve its volume", "volumeAttachment", va.Name, "err", err)
@@ -190,7 +191,7 @@ func (r reconciler) enqueueDifferences(ctx context.Context, reported publishedVo
 			r.outOfSync.remove(va.UID)
 			continue
 		}
-		added, isNew := r.outOfSync.add(va.UID)
+		added, isNew := r.outOfSync.add(va.UID, atFormer)
 		if added && published != attached {
 			r.c.metrics.mismatch(published)
 			src, _ := r.c.driver.currentSource(s) // isPublished has succeeded with it
@@ -225,27 +226,39 @@ func (d driver) currentSource(s attachmentState) (source, error) {
 	return src, err
 }
 
-// isPublished reports whether the driver listed the volume of an attachment as published to
-// its node.
-func (d driver) isPublished(s attachmentState, reported publishedVolumes) (published, known bool, err error) {
+// isPublished reports whether the driver listed the volume of an attachment as published to its node. The node may have another
+// ID than when the volume was published: an attachment needs the volume at the present ID, and a detach unpublishes it from those
+// that were recorded. atFormer reports whether the volume is published only at a recorded ID that is not the present one.
+func (d driver) isPublished(s attachmentState, reported publishedVolumes) (published, atFormer, known bool, err error) {
 	src, err := d.currentSource(s)
 	if err != nil {
-		return false, false, err
+		return false, false, false, err
 	}
-	nodeID, err := d.detachNodeID(s)
+	recorded, err := d.detachNodeIDs(s)
 	if err != nil {
-		return false, false, err
+		return false, false, false, err
 	}
-	handle, err := d.reportedHandle(src, nodeID)
-	if err != nil {
-		return false, false, err
+	present := recorded
+	if id, err := d.nodeID(s); err == nil && s.attachment.DeletionTimestamp == nil {
+		present = []string{id}
 	}
-	published, known = reported.isPublished(handle, nodeID)
-	// A recreated node has a new ID; the volume may still be published to the old one. After a detach, no call would unpublish it
-	// from there.
-	detached := s.attachment.DeletionTimestamp != nil && !slices.Contains(s.attachment.Finalizers, d.finalizer)
-	if recorded := s.attachment.Annotations[annNodeID]; known && !published && recorded != "" && !detached {
-		published, known = reported.isPublished(handle, recorded)
+	published, known, err = d.isPublishedAt(src, present, reported)
+	if err == nil && known && !published {
+		atFormer, _, err = d.isPublishedAt(src, recorded, reported)
+	}
+	return published, atFormer, known, err
+}
+
+// isPublishedAt reports whether the driver listed src as published at one of the node IDs.
+func (d driver) isPublishedAt(src source, nodeIDs []string, reported publishedVolumes) (published, known bool, err error) {
+	for _, id := range nodeIDs {
+		handle, err := d.reportedHandle(src, id)
+		if err != nil {
+			return false, false, err
+		}
+		if published, known = reported.isPublished(handle, id); published || !known {
+			break
+		}
 	}
 	return published, known, nil
 }

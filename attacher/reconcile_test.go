@@ -14,11 +14,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 func TestOutOfSync(t *testing.T) {
 	var o outOfSync
-	if o.has("1") {
+	has := func(uid types.UID) bool { _, ok := o.of(uid); return ok }
+	if has("1") {
 		t.Error("the zero value has an entry")
 	}
 	o.remove("1")
@@ -28,8 +30,8 @@ func TestOutOfSync(t *testing.T) {
 		t.Error("a change from before the listing counts")
 	}
 	for _, wantNew := range []bool{true, false} {
-		if added, isNew := o.add("1"); !added || isNew != wantNew || !o.has("1") {
-			t.Errorf("added %t, new %t, has %t", added, isNew, o.has("1"))
+		if added, isNew := o.add("1", false); !added || isNew != wantNew || !has("1") {
+			t.Errorf("added %t, new %t, has %t", added, isNew, has("1"))
 		}
 	}
 	o.recordChange("1")
@@ -37,7 +39,7 @@ func TestOutOfSync(t *testing.T) {
 		t.Error("the wrong one has changed")
 	}
 	o.remove("1")
-	if added, isNew := o.add("1"); added || isNew || o.has("1") {
+	if added, isNew := o.add("1", false); added || isNew || has("1") {
 		t.Errorf("one that has changed: added %t, new %t", added, isNew)
 	}
 	stop()
@@ -46,12 +48,15 @@ func TestOutOfSync(t *testing.T) {
 	if o.hasChanged("1") || o.hasChanged("2") {
 		t.Error("the second listing contains changes from before it")
 	}
-	if added, isNew := o.add("1"); !added || !isNew {
+	if added, isNew := o.add("1", false); !added || !isNew {
 		t.Errorf("in the second listing: added %t, new %t", added, isNew)
 	}
 	stop()
-	if !o.has("1") {
+	if !has("1") {
 		t.Error("an entry ended with its listing")
+	}
+	if _, isNew := o.add("1", true); !isNew {
+		t.Error("another difference is not new")
 	}
 }
 
@@ -148,6 +153,7 @@ func TestIsPublished(t *testing.T) {
 		node             *storagev1.CSINode
 		reported         publishedVolumes
 		published, known bool
+		atFormer         bool
 		err              string
 	}{
 		"published": {
@@ -165,11 +171,14 @@ func TestIsPublished(t *testing.T) {
 		"no CSINode, not noted": {va: testAttachment(), pv: testVolume(), err: "not found"},
 		"another node ID, published at the old": {
 			va: testAttachment(protected), pv: testVolume(), node: testNode("id-2"), reported: reportOf(entry("vol-1", "id-1")),
-			published: true, known: true,
+			atFormer: true, known: true,
 		},
 		"another node ID, attached, published at the old": {
 			va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-2"), reported: reportOf(entry("vol-1", "id-1")),
-			published: true, known: true,
+			atFormer: true, known: true,
+		},
+		"another node ID, attached, published nowhere": {
+			va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-2"), known: true,
 		},
 		"another node ID, attached, published at both": {
 			va: testAttachment(protected, attached), pv: testVolume(), node: testNode("id-2"),
@@ -185,11 +194,15 @@ func TestIsPublished(t *testing.T) {
 		},
 		"another node ID, released, published at the old": {
 			va: testAttachment(protected, deleting, released), pv: testVolume(), node: testNode("id-2"),
-			reported: reportOf(entry("vol-1", "id-1")), known: true,
+			reported: reportOf(entry("vol-1", "id-1")), published: true, known: true,
 		},
 		"another node ID, released but attached, published at the old": {
 			va: testAttachment(protected, attached, deleting, released), pv: testVolume(), node: testNode("id-2"),
-			reported: reportOf(entry("vol-1", "id-1")), known: true,
+			reported: reportOf(entry("vol-1", "id-1")), published: true, known: true,
+		},
+		"two recorded node IDs, deleting, published at the former": {
+			va: testAttachment(protected, deleting, withFormer("id-0")), pv: testVolume(), node: testNode("id-2"),
+			reported: reportOf(entry("vol-1", "id-0")), published: true, known: true,
 		},
 		"volume gone, noted, deleting": {
 			va: testAttachment(protected, deleting), node: testNode("id-1"), reported: reportOf(entry("vol-1", "id-1")),
@@ -230,10 +243,10 @@ func TestIsPublished(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			published, known, err := testDriver(tt.driver).isPublished(
+			published, atFormer, known, err := testDriver(tt.driver).isPublished(
 				attachmentState{attachment: tt.va, volume: tt.pv, csiNode: tt.node}, tt.reported,
 			)
-			if published != tt.published || known != tt.known || (err == nil) != (tt.err == "") || err != nil &&
+			if published != tt.published || atFormer != tt.atFormer || known != tt.known || (err == nil) != (tt.err == "") || err != nil &&
 				!strings.Contains(err.Error(), tt.err) {
 				t.Errorf("published %t, known %t, %v; want %t, %t, %q", published, known, err, tt.published, tt.known, tt.err)
 			}
@@ -277,7 +290,7 @@ func TestDecideForced(t *testing.T) {
 			va: testAttachment(attached, protected), pv: testVolume(), node: testNode("id-1"), want: doPublish,
 		},
 		"attached, with another node ID": {
-			va: testAttachment(attached, protected), pv: testVolume(), node: testNode("id-2"), want: doAddFinalizer,
+			va: testAttachment(attached, protected), pv: testVolume(), node: testNode("id-2"), want: doUnpublishFormer,
 		},
 		"attached, unprotected": {
 			va: testAttachment(attached), pv: testVolume(), node: testNode("id-1"), want: doAddFinalizer,

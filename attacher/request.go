@@ -6,6 +6,7 @@ package attacher
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
@@ -78,6 +79,11 @@ func (d driver) sourceOf(spec *corev1.PersistentVolumeSpec, pv string) (source, 
 		return source{}, fmt.Errorf("%s belongs to CSI driver %q, spec.attacher is %q", volume, spec.CSI.Driver, d.name)
 	}
 	return source{handle: spec.CSI.VolumeHandle, secrets: spec.CSI.ControllerPublishSecretRef, spec: spec}, nil
+}
+
+// singleNode reports whether a volume with these access modes, which are valid, is for a single node.
+func singleNode(modes []corev1.PersistentVolumeAccessMode) bool {
+	return !slices.Contains(modes, corev1.ReadWriteMany) && !slices.Contains(modes, corev1.ReadOnlyMany)
 }
 
 func volumeNotFound(name string) error { return fmt.Errorf("persistentvolume %q not found", name) }

@@ -59,6 +59,11 @@ func (f *fixture) compared() {
 	})
 }
 
+func isOutOfSync(t *term, uid types.UID) bool {
+	_, ok := t.outOfSync.of(uid)
+	return ok
+}
+
 // mismatches is how often something was to be worked on again because of a comparison.
 func (f *fixture) mismatches() int {
 	return int(
@@ -320,7 +325,7 @@ func attacherScenarioCompare(t *testing.T) {
 		f.behind(true)
 		published.answer()
 		kubetest.Eventually(t, "the publish has ended", func(context.Context) error {
-			if key := keyOf(before); f.c.term.Load().outOfSync.has(key.UID) || f.c.term.Load().vaQueue.Processing(key) {
+			if key := keyOf(before); isOutOfSync(f.c.term.Load(), key.UID) || f.c.term.Load().vaQueue.Processing(key) {
 				return fmt.Errorf("it is marked or worked on")
 			}
 			return nil
@@ -347,7 +352,7 @@ func attacherScenarioCompare(t *testing.T) {
 		f.agrees()
 		f.Calls(publish, 3)
 		kubetest.Eventually(t, "nothing is left of the first one", func(context.Context) error {
-			if f.c.term.Load().outOfSync.has(first.UID) {
+			if isOutOfSync(f.c.term.Load(), first.UID) {
 				return fmt.Errorf("it is marked")
 			}
 			return nil

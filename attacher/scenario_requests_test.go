@@ -274,7 +274,7 @@ func attacherScenarioRequests(t *testing.T) {
 			},
 			node: "does not contain driver", want: "noted",
 		},
-		"042_the_csinode_knows_better": {want: "id-1"},
+		"042_the_csinode_has_another_id": {want: "noted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := scenario(t, csitest.Config{}, nil)

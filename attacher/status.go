@@ -115,7 +115,7 @@ func (d driver) hasMetadataOfOthers(va, from *storagev1.VolumeAttachment) bool {
 	}
 	for k, v := range from.Annotations {
 		switch k {
-		case annNodeID, annVolumeHandle, annSecret, annMigrated:
+		case annNodeID, annFormerNodeIDs, annVolumeHandle, annSecret, annMigrated:
 			continue
 		}
 		if w, ok := va.Annotations[k]; !ok || w != v {

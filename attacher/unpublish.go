@@ -10,6 +10,9 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
@@ -22,8 +25,8 @@ import (
 func isDetached(err error) bool { return err == nil }
 
 // unpublish calls ControllerUnpublishVolume and, once the volume is detached, removes the finalizer
-// and updates the status of the VolumeAttachment.
-func (t *term) unpublish(ctx context.Context, s attachmentState, step step) error {
+// and updates the status of the VolumeAttachment. After the call for a former node ID it only remembers that in read.
+func (t *term) unpublish(ctx context.Context, s attachmentState, step step, read *liveReads) error {
 	va := s.attachment
 	release, err := t.c.deps.Locks.Share(ctx, step.source.handle)
 	if err != nil {
@@ -35,12 +38,23 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step) erro
 		return t.recordError(ctx, va, err)
 	}
 	defer done()
-	err = t.callUnpublish(ctx, s, step)
+	err = t.c.callUnpublish(ctx, s, step)
 	t.outOfSync.recordChange(va.UID)
-	switch {
+	switch now, unknown := t.c.driver.nodeID(s); {
 	case errors.Is(err, election.ErrLost): // without a call; the status belongs to the next leader
 		return err
-	case !isDetached(err):
+	case step.action == doUnpublishFormer && (isDetached(err) || status.Code(err) == codes.NotFound):
+		// NotFound: the driver knows no node with the former ID. If it does not know the volume, the call for the last ID fails.
+		klog.FromContext(ctx).Info("Volume unpublished from former node ID", "volumeHandle", step.source.handle,
+			"node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID, "err", err)
+		read.unpublished = append(read.unpublished, step.nodeID)
+		return nil
+	case isDetached(err):
+	case unknown == nil && now != step.nodeID:
+		return t.recordError(ctx, va, fmt.Errorf("%w. The volume was published with node ID %q, node %s has ID %q now. If the volume is "+
+			"not published with the former ID any more, remove it from the annotations of the VolumeAttachment", err, step.nodeID,
+			va.Spec.NodeName, now))
+	default:
 		return t.recordError(ctx, va, err)
 	}
 	t.publications.Delete(va.UID)
@@ -79,17 +93,17 @@ func (d driver) publishesAgain(s attachmentState, step step) (bool, error) {
 		return false, nil
 	}
 	src, err := d.detachSource(s)
-	nodeID, nodeErr := d.detachNodeID(s)
-	return err == nil && nodeErr == nil && src.handle == step.source.handle && nodeID == step.nodeID, nil
+	nodeIDs, nodeErr := d.detachNodeIDs(s)
+	return err == nil && nodeErr == nil && src.handle == step.source.handle && slices.Contains(nodeIDs, step.nodeID), nil
 }
 
-func (t *term) callUnpublish(ctx context.Context, s attachmentState, step step) error {
-	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
+func (c *Controller) callUnpublish(ctx context.Context, s attachmentState, step step) error {
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), c.cfg.Timeout)
 	defer cancel()
 	if err := election.MayCallNow(ctx, election.Moment{}); err != nil {
 		return err
 	}
-	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
+	_, err := c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
 		VolumeId: step.source.handle, NodeId: step.nodeID, Secrets: s.secrets,
 	})
 	return err

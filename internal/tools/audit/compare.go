@@ -4,6 +4,7 @@
 package audit
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"path"
@@ -59,10 +60,11 @@ type Listed struct {
 	Nodes bool
 }
 
-// Annotations in which an attacher records the node ID and the volume handle of an attachment.
+// Annotations in which an attacher records the node IDs and the volume handle of an attachment.
 const (
-	annNodeID       = "csi.alpha.kubernetes.io/node-id"
-	annVolumeHandle = "storage-controller.io/volume-handle"
+	annNodeID        = "csi.alpha.kubernetes.io/node-id"
+	annFormerNodeIDs = "storage-controller.io/former-node-ids"
+	annVolumeHandle  = "storage-controller.io/volume-handle"
 )
 
 // comparison holds the input of one scan.
@@ -334,10 +336,15 @@ func (c comparison) handleOfVolume(pv *corev1.PersistentVolume) (handle string, 
 	return migration.HandleOf(c.driver, &corev1.PersistentVolume{Spec: source})
 }
 
-// nodeIDs returns the possible IDs of the node of va: the one recorded by the attacher and
+// nodeIDs returns the possible IDs of the node of va: those recorded by the attacher and
 // the current one. They differ if the node was recreated.
 func (c comparison) nodeIDs(va *storagev1.VolumeAttachment) []string {
 	ids := map[string]bool{va.Annotations[annNodeID]: true, c.cluster.NodeIDs[va.Spec.NodeName]: true}
+	var former []string
+	_ = json.Unmarshal([]byte(va.Annotations[annFormerNodeIDs]), &former) // the attacher reports an error
+	for _, id := range former {
+		ids[id] = true
+	}
 	delete(ids, "")
 	return slices.Sorted(maps.Keys(ids))
 }

@@ -49,7 +49,7 @@ func TestFindings(t *testing.T) {
 	t.Parallel()
 	pv, nodes := volume("pv", driver, "v"), map[string]string{"n": "id", "m": "other"}
 	moved := attachment("a", "pv", "n", true)
-	moved.Annotations = map[string]string{annNodeID: "before"}
+	moved.Annotations = map[string]string{annNodeID: "before", annFormerNodeIDs: `["first"]`}
 	inline := attachment("a", "", "n", true)
 	inline.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &pv.Spec}
 	unbound := ClusterState{NodeIDs: nodes, Attachments: []*storagev1.VolumeAttachment{inline}}
@@ -111,6 +111,7 @@ func TestFindings(t *testing.T) {
 		"a driver that does not list nodes": {attachedBy(attachment("a", "pv", "n", true)), map[string][]string{"v": nil}, true, nil},
 		"a volume without a status":         {attachedBy(attachment("a", "pv", "n", true)), map[string][]string{"v": nil}, false, nil},
 		"a node that was recreated":         {attachedBy(moved), map[string][]string{"v": {"before"}}, false, nil},
+		"a node that was recreated twice":   {attachedBy(moved), map[string][]string{"v": {"first", "before", "id"}}, false, nil},
 		"a node with an unknown ID":         {unknownNode, map[string][]string{"v": {"id"}}, false, nil},
 		"an inline volume": {
 			attachedBy(inline), map[string][]string{"v": {}}, false, []string{"attached_not_published VolumeAttachment a v id"},
