@@ -82,7 +82,8 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool
 
 // scheduleRetry chooses when an operation is retried that was infeasible for an earlier process.
 func (a *attempt) scheduleRetry(s claimState) {
-	slow := slowRetry{until: randomWait(s.now, a.t.c.driver.retryMax, random())}
+	turn := a.t.restarted.ReserveN(s.now, 1).DelayFrom(s.now)
+	slow := slowRetry{until: retryAfterRestart(s.now, turn, a.t.c.driver.retryMax, random())}
 	if a.key.Operation == modify {
 		slow.target = modificationOf(s.claim).target
 	} else if size, ok := allocatedSize(s.claim); ok {
@@ -230,6 +231,7 @@ func (a *attempt) saveVolume(ctx context.Context, s claimState, step step) error
 	}
 	if answer := a.memory().answer; answer != nil {
 		answer.volumeSaved = true
+		answer.nodeExpansion = answer.nodeExpansion || a.key.Operation == expand && awaitsNode(s.volume, answer.before)
 	}
 	if s.claim != nil {
 		a.t.event(s.claim, step.events...)

@@ -21,8 +21,9 @@ var attributesClasses = schema.GroupVersionResource{
 	Group: storagev1.GroupName, Version: "v1", Resource: "volumeattributesclasses",
 }
 
-// classesRetryInterval is the time between two attempts to list VolumeAttributesClasses.
-const classesRetryInterval = 30 * time.Second
+// maxClassesDelay bounds the time between two attempts to list VolumeAttributesClasses. It begins with a second: an API server
+// that starts may refuse the first ones.
+const maxClassesDelay = 30 * time.Second
 
 // listClasses reports whether VolumeAttributesClasses can be listed. Without, volumes are not modified.
 func (t *term) listClasses(ctx context.Context) bool {
@@ -46,18 +47,17 @@ func logNoClasses(log klog.Logger, err error) {
 		log.Info("Volumes are not modified: the API server does not serve VolumeAttributesClasses. Upgrade to Kubernetes 1.34 or later, "+
 			"or set --feature-gates=VolumeAttributesClass=false", "err", err)
 	default:
-		log.Info("Volumes are not modified: VolumeAttributesClasses cannot be listed. Retrying", "err", err,
-			"interval", classesRetryInterval)
+		log.Info("Volumes are not modified: VolumeAttributesClasses cannot be listed. Retrying", "err", err)
 	}
 }
 
 // awaitClasses enqueues the modifications when VolumeAttributesClasses can be listed.
 func (t *term) awaitClasses(ctx context.Context) {
-	for !t.classesServed.Load() {
+	for delay := time.Second; !t.classesServed.Load(); delay = min(2*delay, maxClassesDelay) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(classesRetryInterval):
+		case <-time.After(delay):
 		}
 		if t.listClasses(ctx) {
 			klog.FromContext(ctx).Info("Volumes are modified: VolumeAttributesClasses can be listed")

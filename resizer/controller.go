@@ -13,6 +13,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -154,6 +155,8 @@ type term struct {
 	classesServed  atomic.Bool
 	classesWatched sync.Once
 	usersHandled   sync.Once
+	// restarted limits how many operations that were infeasible for an earlier process are retried at the same time.
+	restarted *rate.Limiter
 }
 
 // Run reconciles until ctx ends and returns after the last worker has stopped. It may be called again
@@ -163,6 +166,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	t := &term{
 		c: c, ctx: background, memories: newMemories(),
 		claims: kube.NewMutationCache(c.claims), volumes: kube.NewMutationCache(c.volumes),
+		restarted: rate.NewLimiter(5, 5),
 	}
 	defer t.background.Wait()
 	defer cancel()

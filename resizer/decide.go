@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
@@ -133,13 +134,14 @@ func (d driver) owns(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentV
 		claim.Spec.VolumeName == pv.Name && d.handles(claim, pv)
 }
 
-// handles reports whether the driver expands pv. An annotation of the claim decides for in-tree volumes
-// only: users can write it.
+// handles reports whether the driver expands pv. An annotation of the claim decides for in-tree volumes only: users can
+// write it. An expansion that has begun is finished also without it, while CSI migration of the volume is on.
 func (d driver) handles(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) bool {
 	if pv.Spec.CSI != nil {
 		return pv.Spec.CSI.Driver == d.name
 	}
-	return d.inTree != "" && migration.PluginOfVolume(pv) == d.inTree && claim.Annotations[annStorageResizer] == d.name
+	return d.inTree != "" && migration.PluginOfVolume(pv) == d.inTree && (claim.Annotations[annStorageResizer] == d.name ||
+		resizeStatus(claim) != "" && pv.Annotations[storagehelpers.AnnMigratedTo] == d.name)
 }
 
 func isBound(claim *corev1.PersistentVolumeClaim) bool {

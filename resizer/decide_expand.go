@@ -11,6 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // Values of status.allocatedResourceStatuses. The API had the last two before 1.31.
@@ -74,7 +76,7 @@ func bytesOf(size resource.Quantity) string { return strconv.FormatInt(size.Valu
 
 // isRecordObsolete reports whether pv has the size before an expansion, and the node has completed that
 // expansion. The capacity of the claim is then that of the PersistentVolume or, if the driver rounds
-// sizes up, the allocated size.
+// sizes up, the allocated size. The stub of a claim that was never expanded has no sizes: the claim has to be read.
 func isRecordObsolete(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) bool {
 	if _, has := pv.Annotations[annPreResize]; !has || resizeStatus(claim) != "" {
 		return false
@@ -89,7 +91,7 @@ func (d driver) decideExpand(s claimState) step {
 	switch {
 	case d.expansion == expandsNone:
 		return step{reason: "NotSupported"}
-	case isRecordObsolete(s.claim, s.volume) && !s.confirmed:
+	case isRecordObsolete(s.claim, s.volume) && (!s.confirmed || kube.WasNeverExpanded(s.claim)):
 		return step{action: doReadClaim, reason: "Unconfirmed"}
 	case isRecordObsolete(s.claim, s.volume):
 		return step{action: doRemoveRecord, reason: "Expanded", volume: removeRecord}
@@ -314,6 +316,13 @@ func (d driver) expandedVolume(a answer) func(*corev1.PersistentVolume) {
 	}
 }
 
+// awaitsNode reports whether pv records that the node has to complete the expansion of a claim with that capacity. A
+// repeated call may return that the node has nothing to do: the controller had nothing to do.
+func awaitsNode(pv *corev1.PersistentVolume, capacity resource.Quantity) bool {
+	_, has := pv.Annotations[annPreResize]
+	return has && capacity.Cmp(volumeSize(pv)) < 0
+}
+
 func setVolumeSize(pv *corev1.PersistentVolume, size resource.Quantity) {
 	pv.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: size}
 }
@@ -339,8 +348,15 @@ type target struct {
 	key   string            // size in bytes, or the class
 }
 
-// randomWait returns a time within the next interval, so that operations which were infeasible before a
-// restart are not all retried at once. fraction is in [0,1).
-func randomWait(now time.Time, interval time.Duration, fraction float64) time.Time {
-	return now.Add(time.Duration(fraction * float64(interval)))
+// maxRestartDelay bounds the delay of the first few operations that were infeasible before a restart.
+const maxRestartDelay = 10 * time.Second
+
+// retryAfterRestart returns when an operation that was infeasible before a restart is retried: soon, because a restart may follow
+// a correction of the driver, and all of them one after the other. fraction is in [0,1); turn is the time until its turn.
+func retryAfterRestart(now time.Time, turn, retryMax time.Duration, fraction float64) time.Time {
+	delay := turn + time.Duration(fraction*float64(maxRestartDelay))
+	if delay > retryMax {
+		delay = time.Duration(fraction * float64(retryMax))
+	}
+	return now.Add(delay)
 }

@@ -5,13 +5,18 @@ package resizer
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 // register adds the event handlers that fill the queue.
@@ -139,7 +144,7 @@ func (t *term) claimOf(pv *corev1.PersistentVolume) (*corev1.PersistentVolumeCla
 }
 
 func (t *term) volumeUpdated(old, pv *corev1.PersistentVolume) {
-	if old.UID != pv.UID || claimUID(old) != claimUID(pv) {
+	if old.UID != pv.UID || claimUID(old) != claimUID(pv) || isCorrected(old, pv) {
 		t.volumeChanged(pv)
 		return
 	}
@@ -150,6 +155,20 @@ func (t *term) volumeUpdated(old, pv *corev1.PersistentVolume) {
 	if claim, ok := t.claimOf(pv); ok && t.c.driver.owns(claim, pv) && isRecordObsolete(claim, pv) {
 		t.queue.Add(keyOf(claim, expand))
 	}
+}
+
+// isCorrected reports whether pv differs from old in a field on which requests depend and that users can change.
+func isCorrected(old, pv *corev1.PersistentVolume) bool {
+	secret := func(pv *corev1.PersistentVolume) *corev1.SecretReference {
+		if pv.Spec.CSI == nil {
+			return nil
+		}
+		return pv.Spec.CSI.ControllerExpandSecretRef
+	}
+	same := func(annotation string) bool { return old.Annotations[annotation] == pv.Annotations[annotation] }
+	return !ptr.Equal(secret(old), secret(pv)) || !same(annModifySecretName) || !same(annModifySecretNamespace) ||
+		!slices.Equal(old.Spec.AccessModes, pv.Spec.AccessModes) || !slices.Equal(old.Spec.MountOptions, pv.Spec.MountOptions) ||
+		migration.IsInTree(pv) && (!maps.Equal(old.Labels, pv.Labels) || !same(storagehelpers.AnnMigratedTo))
 }
 
 func claimUID(pv *corev1.PersistentVolume) string {

@@ -303,6 +303,34 @@ func resizerScenarioRestart(t *testing.T) {
 			f.called(want)
 		})
 	}
+	t.Run("050_killed_between_volume_and_claim_and_the_repetition_needs_no_node", func(t *testing.T) {
+		f := scenario(t, expands, nil)
+		begun := f.hold("/status", 2)
+		f.create("c1", nil)
+		f.request("c1", "2Gi")
+		<-begun
+		f.Plugin.Next(expandMethod, csitest.Alter(func(r *csi.ControllerExpandVolumeResponse) { r.NodeExpansionRequired = false }))
+		f.restart()
+		f.reaches("c1", "C=1Gi A=2Gi "+pending+" P=2Gi PRE=1Gi "+waitNode)
+		f.called("2Gi 2Gi")
+		f.nodeExpands("c1")
+		f.reaches("c1", "C=2Gi A=2Gi P=2Gi")
+	})
+	t.Run("051_record_of_an_earlier_claim", func(t *testing.T) {
+		f := scenario(t, expands, oneWorker)
+		recorded := func(c *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) {
+			static(c, pv)
+			pv.Annotations = map[string]string{annPreResize: "512Mi"}
+		}
+		f.create("c1", recorded)
+		f.reaches("c1", "C=1Gi P=1Gi")
+		f.create("c2", func(c *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) {
+			recorded(c, pv)
+			pv.Spec.Capacity = storage("2Gi") // the node has not expanded it
+		})
+		f.settles()
+		f.is("c2", "C=1Gi P=2Gi PRE=512Mi")
+	})
 	t.Run("050_killed_between_volume_and_claim_lowered", func(t *testing.T) {
 		f := scenario(t, expands, nil)
 		begun := f.hold("/status", 2)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -260,6 +261,35 @@ func resizerScenarioRequest(t *testing.T) {
 		f.reaches("c1", "C=1Gi A=2Gi "+pending+" P=2Gi PRE=1Gi "+waitNode)
 		f.Calls(expandMethod, 1)
 	})
+	// What an administrator can correct in a PersistentVolume ends the back-off of its claim.
+	for name, tt := range map[string]struct {
+		volume  func(f *fixture, pv *corev1.PersistentVolume)
+		correct string
+	}{
+		"011_secret_added": {func(f *fixture, _ *corev1.PersistentVolume) {
+			f.Plugin.Next(expandMethod, csitest.Fail(codes.Unauthenticated, "no secret"))
+		}, `{"spec":{"csi":{"controllerExpandSecretRef":{"name":"s","namespace":"NAMESPACE"}}}}`},
+		"011_access_modes_corrected": {func(_ *fixture, pv *corev1.PersistentVolume) {
+			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}
+		}, `{"spec":{"accessModes":["ReadWriteOnce"]}}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, expands, slowly)
+			f.secret("s")
+			f.create("c1", func(_ *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) { tt.volume(f, pv) })
+			f.request("c1", "2Gi")
+			kubetest.Eventually(t, "it is reported", func(context.Context) error {
+				if f.events.messages(reasonResizeFailed) == "" {
+					return errors.New("no event")
+				}
+				return nil
+			})
+			_, err := f.Client.CoreV1().PersistentVolumes().Patch(t.Context(), f.pvName("c1"), types.MergePatchType,
+				[]byte(strings.ReplaceAll(tt.correct, "NAMESPACE", f.Namespace)), metav1.PatchOptions{})
+			f.Must(err)
+			f.reaches("c1", "C=1Gi A=2Gi "+pending+" P=2Gi PRE=1Gi "+waitNode)
+		})
+	}
 }
 
 // gcePD is the driver that replaced the in-tree plugin for disks of GCE.
@@ -300,6 +330,22 @@ func resizerScenarioOwner(t *testing.T) {
 		f.reaches("c1", "C=2Gi A=3Gi "+pending+" P=3Gi PRE=2Gi "+waitNode)
 		f.nodeExpands("c1")
 		f.reaches("c1", "C=3Gi A=3Gi P=3Gi")
+
+		// The annotation of the claim is removed during an expansion.
+		_, err := f.Client.CoreV1().PersistentVolumes().Patch(t.Context(), f.pvName("c1"), types.MergePatchType,
+			fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, storagehelpers.AnnMigratedTo, gcePD), metav1.PatchOptions{})
+		f.Must(err)
+		calls := f.Plugin.Count(expandMethod)
+		f.Plugin.Next(expandMethod, csitest.Hang(), func(context.Context, *csitest.Plugin, any, func() (any, error)) (any, error) {
+			return &csi.ControllerExpandVolumeResponse{CapacityBytes: 4 << 30}, nil
+		})
+		f.request("c1", "4Gi")
+		f.Wait(expandMethod, calls+1)
+		f.Crash()
+		f.Must(f.Plugin.WaitIdle(t.Context()))
+		f.patch("c1", fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, annStorageResizer))
+		f.start()
+		f.reaches("c1", "C=4Gi A=4Gi NodeExpansionNotRequired=true P=4Gi")
 		f.api.take()
 		foreign := f.create("c2", func(c *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) {
 			c.Annotations = map[string]string{annStorageResizer: gcePD}

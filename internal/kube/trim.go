@@ -201,6 +201,8 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *Retai
 	case retained.Resize:
 		if pvc.Status.AllocatedResources != nil {
 			s.Status.AllocatedResources = expanded
+		} else if pvc.Spec.VolumeName != "" {
+			s.Status.AllocatedResources = neverExpanded
 		}
 		if pvc.Spec.VolumeName != "" { // it would seem to request an expansion
 			s.Status.Capacity = s.Spec.Resources.Requests
@@ -213,6 +215,15 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *Retai
 // that, and the PersistentVolume may still record the size before the expansion. All stubs share one map, because
 // the maps of each claim would take 2 KiB. Its value, zero, is not larger than the capacity of a stub.
 var expanded = corev1.ResourceList{corev1.ResourceStorage: resource.Quantity{}}
+
+// neverExpanded is the status.allocatedResources of the stub of a bound claim that has none. Its value is no size.
+var neverExpanded = corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(-1, resource.BinarySI)}
+
+// WasNeverExpanded reports whether pvc is a stub of a bound claim that was not expanded. The stub lacks its sizes.
+func WasNeverExpanded(pvc *corev1.PersistentVolumeClaim) bool {
+	allocated := pvc.Status.AllocatedResources[corev1.ResourceStorage]
+	return allocated.Sign() < 0
+}
 
 // mayResize reports whether the size or the VolumeAttributesClass that pvc requests differs from that of its volume,
 // or a change has not ended.

@@ -56,7 +56,10 @@ func TestStubsOfClaimsThatMayBeResized(t *testing.T) {
 		if larger := requested.Cmp(actual) > 0; larger != (name == "larger" || name == "pending") {
 			t.Errorf("%s: the stub requests %v and has %v", name, &requested, &actual)
 		}
-		if has := stub.Status.AllocatedResources != nil; has != (claim.Status.AllocatedResources != nil) {
+		if WasNeverExpanded(stub) != (!tt.want && claim.Spec.VolumeName != "" && claim.Status.AllocatedResources == nil) {
+			t.Errorf("%s: status.allocatedResources is %v", name, stub.Status.AllocatedResources)
+		}
+		if has := stub.Status.AllocatedResources != nil && !WasNeverExpanded(stub); has != (claim.Status.AllocatedResources != nil) {
 			t.Errorf("%s: status.allocatedResources is retained: %v", name, has)
 		}
 	}
