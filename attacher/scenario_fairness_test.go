@@ -6,6 +6,7 @@ package attacher
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,9 +19,9 @@ import (
 )
 
 // hangsFor returns a step that hangs for the requests with this node ID.
-func hangsFor(node string) csitest.Step {
+func hangsFor(nodes ...string) csitest.Step {
 	return func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
-		if r, ok := request.(interface{ GetNodeId() string }); ok && r.GetNodeId() == node {
+		if r, ok := request.(interface{ GetNodeId() string }); ok && slices.Contains(nodes, r.GetNodeId()) {
 			return csitest.Hang()(ctx, p, request, do)
 		}
 		return do()
@@ -29,9 +30,9 @@ func hangsFor(node string) csitest.Step {
 
 // A node whose calls hang leaves a worker to the attachments of other nodes.
 func TestNodeThatHangs(t *testing.T) {
-	const workers, limit, attachments = 5, 4, 7
+	const workers, limit, attachments = 6, 4, 7
 	f := scenario(t, csitest.Config{}, func(c *Config) { c.WorkerThreads, c.Timeout = workers, time.Hour })
-	for _, node := range []string{"hangs", "answers"} {
+	for _, node := range []string{"hangs", "busy", "answers"} {
 		_, err := f.Client.StorageV1().CSINodes().Create(f.Context(), &storagev1.CSINode{
 			ObjectMeta: metav1.ObjectMeta{Name: f.Unique(node)},
 			Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.Driver, NodeID: node}}},
@@ -47,33 +48,39 @@ func TestNodeThatHangs(t *testing.T) {
 		})
 	}
 	of := func(i int) string { return fmt.Sprint("hangs", i) }
-	f.Plugin.Always(publish, hangsFor("hangs"))
+	f.Plugin.Always(publish, hangsFor("hangs", "busy"))
+	attach("busy", "busy") // without other nodes there is no limit
+	f.Wait(publish, 1)
 	for i := range attachments {
 		attach(of(i), "hangs")
 	}
-	f.Wait(publish, limit)
+	f.Wait(publish, limit+1)
 	attach("answers", "answers")
 	f.untilOf("answers", "is attached", isAttached)
-	f.Calls(publish, limit+1)
+	f.Calls(publish, limit+2)
 
 	f.Plugin.Always(publish, nil)
 	f.Plugin.Release()
 	for i := range attachments {
 		f.untilOf(of(i), "is attached", isAttached)
 	}
-	f.Plugin.Always(unpublish, hangsFor("hangs"))
+	f.untilOf("busy", "is attached", isAttached)
+	f.Plugin.Always(unpublish, hangsFor("hangs", "busy"))
+	f.detach("busy")
+	f.Wait(unpublish, 1)
 	for i := range attachments {
 		f.detach(of(i))
 	}
-	f.Wait(unpublish, limit)
+	f.Wait(unpublish, limit+1)
 	f.detach("answers")
 	f.untilOf("answers", "is deleted", isDeleted)
-	f.Calls(unpublish, limit+1)
+	f.Calls(unpublish, limit+2)
 	f.Plugin.Always(unpublish, nil)
 	f.Plugin.Release()
 	for i := range attachments {
 		f.untilOf(of(i), "is deleted", isDeleted)
 	}
-	f.Calls(publish, attachments+1)
-	f.Calls(unpublish, attachments+1)
+	f.untilOf("busy", "is deleted", isDeleted)
+	f.Calls(publish, attachments+2)
+	f.Calls(unpublish, attachments+2)
 }

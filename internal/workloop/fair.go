@@ -6,11 +6,12 @@ package workloop
 import "sync"
 
 // NewFair returns a loop like [New] in which the keys of one group hold at most four fifths of the
-// workers, and at least one. So a group whose attempts hang leaves workers to the keys of other
-// groups, also to those that arrive later. The keys of a group are first in, first out.
+// workers, and at least one, while keys of other groups are waiting or processed. So a group whose
+// attempts hang leaves workers to the keys of other groups; the first of them waits for at most one
+// attempt. The keys of a group are first in, first out.
 //
-// group returns the group of a key. It is called when a worker could take the key and must not call
-// the loop. The keys of group "" have no limit.
+// group returns the group of a key. It is called when the key is added and when a worker could take it,
+// and must not call the loop. The keys of group "" have no limit.
 func NewFair[K comparable](cfg Config, metrics *Metrics, sync Sync[K], group func(K) string) *Loop[K] {
 	q := newFairQueue(group)
 	l := newLoop(cfg, metrics, sync, q)
@@ -25,8 +26,10 @@ type fairQueue[K comparable] struct {
 	group func(K) string
 
 	mu      sync.Mutex // release is called without the lock of the workqueue
-	limit   int        // of running keys per group
-	waiting int        // number of keys that wait
+	workers int
+	waiting int            // number of keys that wait
+	names   map[K]string   // groups of the waiting and running keys when they were added
+	work    map[string]int // number of these keys by group, without those of group ""
 	arrived fifo[K]
 	groups  map[string]*fairGroup[K]
 	resumed fifo[*fairGroup[K]] // groups that hold keys back and have fallen below the limit
@@ -43,14 +46,23 @@ type fairGroup[K comparable] struct {
 }
 
 func newFairQueue[K comparable](group func(K) string) *fairQueue[K] {
-	return &fairQueue[K]{group: group, limit: 1, groups: map[string]*fairGroup[K]{}, running: map[K]*fairGroup[K]{}}
+	return &fairQueue[K]{group: group, workers: 1, names: map[K]string{}, work: map[string]int{},
+		groups: map[string]*fairGroup[K]{}, running: map[K]*fairGroup[K]{}}
 }
 
-// setWorkers sets the limit of each group.
+// setWorkers sets the number of workers.
 func (q *fairQueue[K]) setWorkers(workers int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.limit = max(workers*4/5, 1)
+	q.workers = workers
+}
+
+// limit returns the number of running keys that a group may have.
+func (q *fairQueue[K]) limit() int {
+	if len(q.work) <= 1 {
+		return q.workers
+	}
+	return max(q.workers*4/5, 1)
 }
 
 // Touch is called when a waiting key is added again.
@@ -62,6 +74,10 @@ func (q *fairQueue[K]) Push(key K) {
 	defer q.mu.Unlock()
 	q.waiting++
 	q.arrived.push(key)
+	if name := q.group(key); name != "" {
+		q.names[key] = name
+		q.work[name]++
+	}
 }
 
 // Len returns the number of waiting keys, or 0 if all of them are held back.
@@ -95,17 +111,31 @@ func (q *fairQueue[K]) total() int {
 func (q *fairQueue[K]) release(key K) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	g := q.running[key]
-	if g == nil {
-		return
+	if name, ok := q.names[key]; ok {
+		delete(q.names, key)
+		if q.work[name]--; q.work[name] == 0 {
+			delete(q.work, name)
+		}
 	}
-	delete(q.running, key)
-	g.running--
+	if g := q.running[key]; g != nil {
+		delete(q.running, key)
+		g.running--
+		q.resume(g)
+		q.prune(g)
+	}
+	if len(q.work) == 1 { // the group that remains has a higher limit now
+		for _, g := range q.groups {
+			q.resume(g)
+		}
+	}
+}
+
+// resume has choose look at the keys that g holds back.
+func (q *fairQueue[K]) resume(g *fairGroup[K]) {
 	if len(g.heldBack) > 0 && !g.resumed {
 		g.resumed = true
 		q.resumed.push(g)
 	}
-	q.prune(g)
 }
 
 // choose sets next. It returns false if no key can be taken. Keys that were held back are older than
@@ -113,7 +143,7 @@ func (q *fairQueue[K]) release(key K) {
 func (q *fairQueue[K]) choose() bool {
 	for len(q.resumed) > 0 {
 		g := q.resumed[0]
-		if len(g.heldBack) == 0 || g.running >= q.limit {
+		if len(g.heldBack) == 0 || g.running >= q.limit() {
 			g.resumed = false
 			q.resumed.pop()
 			continue
@@ -144,7 +174,7 @@ func (q *fairQueue[K]) take(key K) bool {
 		g = &fairGroup[K]{name: name}
 		q.groups[name] = g
 	}
-	if g.running >= q.limit {
+	if g.running >= q.limit() {
 		g.heldBack.push(key)
 		return false
 	}
