@@ -56,6 +56,20 @@ func detachAnnotations(src source, former []string, nodeID string) kube.Metadata
 	return change
 }
 
+// missingRecord returns the change that records on va, which csi-attacher has published, what its detach needs of pv. It
+// returns nil if nothing is missing.
+func (d driver) missingRecord(va *storagev1.VolumeAttachment, pv *corev1.PersistentVolume) *kube.MetadataPatch {
+	if va == nil || !d.mayBePublished(va) || va.Annotations[annVolumeHandle] != "" || va.Annotations[annNodeID] == "" {
+		return nil
+	}
+	src, err := d.resolve(va, pv)
+	if err != nil {
+		return nil
+	}
+	change := detachAnnotations(src, nil, va.Annotations[annNodeID])
+	return &change
+}
+
 // detachSource returns the volume to unpublish. It comes from the annotations when the
 // PersistentVolume was deleted or a different one has its name now.
 func (d driver) detachSource(s attachmentState) (source, error) {

@@ -5,6 +5,7 @@ package attacher
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -41,10 +42,23 @@ func (d driver) releasable(pv *corev1.PersistentVolume, attachments int) bool {
 	return attachments == 0 && d.releasesUnused(pv)
 }
 
-// syncVolume removes the finalizer of a PersistentVolume that no VolumeAttachment names.
+// syncVolume removes the finalizer of a PersistentVolume that no VolumeAttachment names. If one does, csi-attacher may have
+// attached the volume and recorded the node ID only: the rest is recorded before the PersistentVolume can be lost.
 func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 	pv, ok := t.volumes.Get(name)
-	if !ok || !t.c.driver.releasable(pv, len(t.c.attachments.ByIndex(kube.ByVolume, name))) {
+	if !ok {
+		return time.Time{}, nil
+	}
+	attachments := t.c.attachments.ByIndex(kube.ByVolume, name)
+	for _, cached := range attachments {
+		va, ok := t.attachments.Get(cached.Name)
+		if change := t.c.driver.missingRecord(va, pv); ok && change != nil {
+			if err := t.changeAttachment(ctx, va, *change); err != nil {
+				return time.Time{}, fmt.Errorf("recording the volume handle on VolumeAttachment %q: %w", va.Name, err)
+			}
+		}
+	}
+	if !t.c.driver.releasable(pv, len(attachments)) {
 		return time.Time{}, nil // the deletion of its last VolumeAttachment enqueues it again
 	}
 	_, err := t.volumes.Patch(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv,

@@ -163,6 +163,33 @@ func TestAttacherScenarioNodeID(t *testing.T) {
 	})
 }
 
+// csi-attacher records the node ID only.
+func TestAttacherScenarioOfCSIAttacher(t *testing.T) {
+	t.Run("049_volume_lost_after_an_upgrade", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{}, nil)
+		f.node("id-1")
+		f.volume(func(pv *corev1.PersistentVolume) { pv.Finalizers = []string{Finalizer(f.Driver)} })
+		f.attach("va1", func(va *storagev1.VolumeAttachment) {
+			va.Finalizers, va.Annotations = []string{Finalizer(f.Driver)}, map[string]string{annNodeID: "id-1"}
+		})
+		f.patchAttachment("va1", `{"status":{"attached":true}}`, "status")
+		f.start()
+		f.settles()
+		if va := f.until("is attached", isAttached); va.Annotations[annVolumeHandle] != "" {
+			t.Errorf("annotations %v: each VolumeAttachment was written", va.Annotations)
+		}
+		f.deleteVolume("pv1")
+		f.until("has the record", func(va *storagev1.VolumeAttachment) bool { return va.Annotations[annVolumeHandle] != "" })
+		_, err := f.Client.CoreV1().PersistentVolumes().Patch(
+			t.Context(), f.Unique("pv1"), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
+		)
+		f.Must(err)
+		f.detach("va1")
+		f.until("is deleted", isDeleted)
+		f.sent("Unpublish id-1")
+	})
+}
+
 // A volume for one node is not published to a second one before it is unpublished from the first.
 func TestAttacherScenarioSecondNode(t *testing.T) {
 	t.Run("047_waits_for_the_first_node", func(t *testing.T) {
