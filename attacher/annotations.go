@@ -126,3 +126,8 @@ func (d driver) formerNodeIDs(s attachmentState, nodeID string) ([]string, error
 	ids, err := recordedNodeIDs(s.attachment)
 	return slices.DeleteFunc(ids, func(id string) bool { return id == nodeID || slices.Contains(s.unpublished, id) }), err
 }
+
+// Recorded returns the volume handle and the node ID that an attach recorded on va for its detach; "" for each that is missing.
+func Recorded(va *storagev1.VolumeAttachment) (handle, nodeID string) {
+	return va.Annotations[annVolumeHandle], va.Annotations[annNodeID]
+}

@@ -37,5 +37,5 @@ func completeObject(_ *cobra.Command, args []string, _ string) ([]cobra.Completi
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return []cobra.Completion{"pvc", "pv", "va", "volumesnapshot", "node"}, cobra.ShellCompDirectiveNoFileComp
+	return []cobra.Completion{"pod", "pvc", "pv", "va", "volumesnapshot", "node"}, cobra.ShellCompDirectiveNoFileComp
 }

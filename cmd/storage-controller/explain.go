@@ -23,6 +23,7 @@ import (
 
 // explainKinds maps the names of kinds on the command line.
 var explainKinds = map[string]string{
+	"po": explain.KindPod, "pod": explain.KindPod, "pods": explain.KindPod,
 	"pvc": explain.KindClaim, "persistentvolumeclaim": explain.KindClaim, "persistentvolumeclaims": explain.KindClaim,
 	"pv": explain.KindVolume, "persistentvolume": explain.KindVolume, "persistentvolumes": explain.KindVolume,
 	"va": explain.KindAttachment, "volumeattachment": explain.KindAttachment, "volumeattachments": explain.KindAttachment,
@@ -40,11 +41,12 @@ type explainOptions struct {
 func newExplainCommand() *cobra.Command {
 	var o explainOptions
 	cmd := &cobra.Command{
-		Use:   "explain pvc|pv|va|volumesnapshot|node NAME",
-		Short: "Explain why a claim, volume, attachment, snapshot or node is in its state, and the next step",
-		Long: `Read a PersistentVolumeClaim (pvc), PersistentVolume (pv), VolumeAttachment (va),
+		Use:   "explain pod|pvc|pv|va|volumesnapshot|node NAME",
+		Short: "Explain why a pod, claim, volume, attachment, snapshot or node is in its state, and the next step",
+		Long: `Read a Pod, PersistentVolumeClaim (pvc), PersistentVolume (pv), VolumeAttachment (va),
 VolumeSnapshot (vs) or Node and everything related to it, and report why it is in its
-state, which component removes each of its finalizers, and the next step.
+state, which component removes each of its finalizers, and the next step. Of a pod, the
+claims, their volumes and attachments are explained.
 
 --status-url adds what a running process knows: failed attempts with the last error and
 the time of the next one, and running and failed calls to the driver. If the process runs with
@@ -61,7 +63,8 @@ The environment variable KUBECONFIG, which may list several files, takes precede
 outside of a pod.
 The exit code is 0 if the object was found, 1 if not or if the API server cannot be read,
 and 2 for a usage error.`,
-		Example: `  storage-controller explain pvc data -n shop
+		Example: `  storage-controller explain pod web-0 -n shop
+  storage-controller explain pvc data -n shop
   storage-controller explain pvc shop/data
   storage-controller explain va csi-0123 --status-url http://localhost:8080
   storage-controller explain volumesnapshot backup -n shop
@@ -78,7 +81,7 @@ and 2 for a usage error.`,
 	}
 	fs := cmd.Flags()
 	fs.StringVarP(&o.namespace, "namespace", "n", "",
-		"namespace of the claim or snapshot; empty means that of the current context, or of the pod")
+		"namespace of the pod, claim or snapshot; empty means that of the current context, or of the pod")
 	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", settings.UserKubeconfigUsage)
 	fs.StringVar(&o.master, "master", "", "URL of the API server")
@@ -95,7 +98,7 @@ and 2 for a usage error.`,
 
 var statusURL = regexp.MustCompile(`^https?://[^/]`)
 
-// request returns the object that args name: KIND NAME or KIND/NAME; the name of a claim or a snapshot may be NAMESPACE/NAME.
+// request returns the object that args name: KIND NAME or KIND/NAME; the name of a pod, claim or snapshot may be NAMESPACE/NAME.
 func (o explainOptions) request(args []string) (explain.Request, error) {
 	if len(args) == 1 {
 		if kind, name, ok := strings.Cut(args[0], "/"); ok {
@@ -109,7 +112,7 @@ func (o explainOptions) request(args []string) (explain.Request, error) {
 	name, namespace, err := o.objectName(kind, args[1])
 	switch {
 	case !ok:
-		return explain.Request{}, fmt.Errorf("kind %q cannot be explained: pvc, pv, va, volumesnapshot and node can", args[0])
+		return explain.Request{}, fmt.Errorf("kind %q cannot be explained: pod, pvc, pv, va, volumesnapshot and node can", args[0])
 	case err != nil:
 		return explain.Request{}, err
 	case !explain.Namespaced(kind) && o.namespace != "":

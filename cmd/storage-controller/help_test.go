@@ -145,16 +145,16 @@ func TestCompletion(t *testing.T) {
 		}
 	}
 	for want, words := range map[string][]string{
-		"attach\t":                              {"att"},
-		"--worker-threads\t":                    {"provision", "--worker-th"},
-		"validate\t":                            {"config", "va"},
-		"pvc\npv\nva\nvolumesnapshot\nnode\n:4": {"explain", ""},
-		":4\n":                                  {"explain", "pvc", ""}, // 4: no files
-		"text\njson\n:4":                        {"doctor", "-o", ""},
-		"json\n:4":                              {"attach", "--logging-format", "j"},
-		"provisioner\n":                         {"all", "--controllers", ""},
-		"topolvm\n":                             {"nodecontroller", "--profile", ""},
-		":0\n":                                  {"migrate", "-f", ""}, // 0: the names of files
+		"attach\t":           {"att"},
+		"--worker-threads\t": {"provision", "--worker-th"},
+		"validate\t":         {"config", "va"},
+		"pod\npvc\npv\nva\nvolumesnapshot\nnode\n:4": {"explain", ""},
+		":4\n":           {"explain", "pvc", ""}, // 4: no files
+		"text\njson\n:4": {"doctor", "-o", ""},
+		"json\n:4":       {"attach", "--logging-format", "j"},
+		"provisioner\n":  {"all", "--controllers", ""},
+		"topolvm\n":      {"nodecontroller", "--profile", ""},
+		":0\n":           {"migrate", "-f", ""}, // 0: the names of files
 	} {
 		code, stdout, _ := output(t, append([]string{"storage-controller", "__complete"}, words...)...)
 		if code != 0 || !strings.Contains(stdout, want) {

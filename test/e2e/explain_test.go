@@ -85,8 +85,8 @@ func TestExplainAFailingClaim(t *testing.T) {
 		fmt.Sprintf("The provisioner of driver %s is %q (storage-controller), which holds Lease %s/%s.", e.plugin.Name(), p.pod, e.ns,
 			e.provisionerLease()),
 		fmt.Sprintf("CreateVolume for \"pvc-%s\" failed", claim.UID), "with Unavailable: the pool is full of water.",
-		"Next attempt: in 29m", "Next: Retries automatically in 29m",
-		"CreateVolume is indeterminate: driver " + e.plugin.Name() + " has not returned a final response, so a volume may exist",
+		"next attempt in 29m", "Next: Retries automatically in 29m",
+		"CreateVolume is indeterminate: no final response of driver " + e.plugin.Name() + " is recorded, so a volume may exist",
 		"storage-controller.io/provisioning\n    removed by: the provisioner of storage-controller",
 	} {
 		if !strings.Contains(text, want) {
@@ -126,7 +126,7 @@ func TestExplainExitCodes(t *testing.T) {
 		"pvc none":                         {1, "PersistentVolumeClaim default/none: not found"},
 		"pv none-" + e.ns:                  {1, "not found. Check the name"},
 		"pvc":                              {2, "two arguments are needed"},
-		"deployment x":                     {2, `kind "deployment" cannot be explained: pvc, pv, va, volumesnapshot and node can`},
+		"deployment x":                     {2, `kind "deployment" cannot be explained: pod, pvc, pv, va, volumesnapshot and node can`},
 		"node x -n " + e.ns:                {2, "--namespace: a Node has no namespace"},
 		"node x -o yaml":                   {2, `--output: must be text or json, got "yaml"`},
 		"pv x --kubeconfig=/dev/null/none": {1, "reading kubeconfig"},

@@ -187,13 +187,72 @@ func TestManyAttachmentsFail(t *testing.T) {
 		t.Errorf("%d findings: %.3000s", len(l), text)
 	}
 	for _, want := range []string{
-		"VolumeAttachment va-0 and 1249 more cannot be attached (60s ago): too many volumes.",
-		"VolumeAttachment va-1 cannot be attached (60s ago): no volume 1.",
+		"VolumeAttachment va-0 and 1249 more cannot be attached, last attempt 60s ago: too many volumes.",
+		"VolumeAttachment va-1 cannot be attached, last attempt 60s ago: no volume 1.",
 		"1241 more VolumeAttachments with other errors",
 		`2500 VolumeAttachments for node "n": 0 attached, 2500 with errors.`,
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("missing: %s", want)
+		}
+	}
+}
+
+// TestManyClaims: the report of a pod with many claims stays short.
+func TestManyClaims(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}}
+	f := &facts{pod: found(pod)}
+	for i := range 100 {
+		c := claimOf("5Gi")
+		if i%2 == 0 {
+			c.class = result[*storagev1.StorageClass]{missing: true}
+			c.claim.value.Spec.StorageClassName = ptr.To(fmt.Sprint("class-", i))
+		} else {
+			c.claim.value.Spec.VolumeName, c.claim.value.Status.Phase = "pv", corev1.ClaimBound
+		}
+		f.podClaims = append(f.podClaims, podClaim{name: fmt.Sprint("c-", i), facts: c})
+	}
+	f.podClaims = append(f.podClaims, podClaim{name: "none", facts: &facts{}, err: ErrNotFound})
+	r := explainPod(f)
+	text := fmt.Sprint(r.Findings)
+	if len(r.Findings) > 2*maxClaims+3 || len(text) > 4000 {
+		t.Errorf("%d findings: %.4000s", len(r.Findings), text)
+	}
+	for _, want := range []string{`StorageClass "class-18" not found.`, "Nothing is to be done for 50 claims: c-1, c-3",
+		"There are findings about 41 more claims: c-20, c-22"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("missing: %s", want)
+		}
+	}
+}
+
+// TestManyPendingPods: the report of a claim names some of the pods that use it.
+func TestManyPendingPods(t *testing.T) {
+	f := bound(func(*corev1.PersistentVolumeClaim) {})
+	for i := range 100 {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("p-%02d", i)}}
+		pod.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}}
+		switch i {
+		case 0:
+			pod.Status.Phase = corev1.PodRunning
+		case 1:
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{ContainerID: "started"}}
+		case 2:
+			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+				Reason: corev1.PodReasonSchedulingGated}}
+		case 3:
+			pod.Spec.NodeName = "n"
+		}
+		f.pods.value = append(f.pods.value, pod)
+	}
+	e := &explanation{facts: f}
+	explainPendingPods(e)
+	text := fmt.Sprint(e.findings)
+	for _, want := range []string{`Pod "p-02" has scheduling gates.`, `Pod "p-03", which uses the claim, has not started on node "n".`,
+		`93 more pods that use the claim have not started.`} {
+		if !strings.Contains(text, want) || len(e.findings) != maxPods+1 {
+			t.Errorf("%s: %s", want, text)
 		}
 	}
 }
@@ -231,9 +290,14 @@ func TestMissingSecrets(t *testing.T) {
 		purpose volumerules.Purpose
 		want    Severity
 	}{
-		"to create a volume":            {claimOf("5Gi"), volumerules.Provisioner, Blocked},
-		"of a claim without a volume":   {claimOf("5Gi"), volumerules.NodeExpand, Waiting},
-		"to delete a volume":            {volume(corev1.VolumeReleased), volumerules.Provisioner, Waiting},
+		"to create a volume":          {claimOf("5Gi"), volumerules.Provisioner, Blocked},
+		"of a claim without a volume": {claimOf("5Gi"), volumerules.NodeExpand, Waiting},
+		"to delete a volume":          {volume(corev1.VolumeReleased), volumerules.Provisioner, Waiting},
+		"to attach a volume of a driver that does not attach": {func() *facts {
+			f := volume(corev1.VolumeBound)
+			f.csiDriver.value.Spec.AttachRequired = ptr.To(false)
+			return f
+		}(), volumerules.ControllerPublish, Waiting},
 		"to attach a volume":            {volume(corev1.VolumeBound), volumerules.ControllerPublish, Blocked},
 		"to detach a volume":            {volume(corev1.VolumeReleased), volumerules.ControllerPublish, Blocked},
 		"to mount a volume":             {volume(corev1.VolumeBound), volumerules.NodeStage, Blocked},

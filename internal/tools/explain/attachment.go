@@ -11,6 +11,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
@@ -38,7 +39,7 @@ func explainAttachment(f *facts) Report {
 	return e.report(KindAttachment, va, fmt.Sprintf("%s is %s to node %q", volume, state, va.Spec.NodeName), rest, f.driver)
 }
 
-// lastFailure returns the error of the last attempt to attach or detach; nil if it did not fail.
+// lastFailure returns the error of the last attempt to attach or detach; nil if none is recorded.
 func lastFailure(va *storagev1.VolumeAttachment) *storagev1.VolumeError {
 	switch {
 	case va.DeletionTimestamp != nil:
@@ -57,38 +58,70 @@ func operation(va *storagev1.VolumeAttachment, detach, attach string) string {
 	return attach
 }
 
-// explainDetaching reports the last attempt of the attacher for a deleted attachment.
+// explainLastAttempt reports the error of the last attempt to attach or detach, and whether it came from the driver.
+func explainLastAttempt(e *explanation, err *storagev1.VolumeError) {
+	va, failure := e.attachment.value, failureOfStatus(err)
+	what := operation(va, "Detaching the volume", "Attaching the volume")
+	if failure.grpcCode() != "" {
+		what = operation(va, "ControllerUnpublishVolume", "ControllerPublishVolume")
+	}
+	e.failed("attachment", failure, "%s failed", what)
+}
+
+// explainDetaching reports how far the attacher is with a deleted attachment.
 func explainDetaching(e *explanation) {
 	va := e.attachment.value
-	failure := va.Status.DetachError
-	switch {
+	switch err := lastFailure(va); {
 	case !slices.Contains(va.Finalizers, attacher.Finalizer(e.driver)):
-		e.add(Waiting, "attachment", "The volume is detached, and the attacher has removed its finalizer.").next(finalizersRemoved)
-	case failure != nil:
-		e.add(Failing, "attachment",
-			"ControllerUnpublishVolume failed %s ago: %s", e.age(failure.Time.Time), sentence(failure.Message)).next(retries)
+		e.add(Waiting, "attachment", "Finalizer %s is not set: the attacher has detached the volume, or did not attach it.",
+			attacher.Finalizer(e.driver)).next(finalizersRemoved)
+		return
+	case err != nil:
+		explainLastAttempt(e, err)
 	default:
-		e.add(Waiting, "attachment", "The attachment is being deleted, and the volume is not detached yet.").
-			next("The attacher calls ControllerUnpublishVolume and removes its finalizer.")
+		e.add(Waiting, "attachment", "The attachment is being deleted, and its status has no error.").
+			next("The attacher calls ControllerUnpublishVolume and removes its finalizer. %s", ifItLasts)
+	}
+	handle, nodeID := attacher.Recorded(va)
+	if e.volume.missing {
+		explainRecord(e, KindVolume, volumeOf(va), "volume handle", handle)
+	}
+	if isKnown := e.csiNode.missing || e.csiNode.found; isKnown && kube.DriverOnNode(e.csiNode.value, e.driver) == nil {
+		explainRecord(e, "CSINode", va.Spec.NodeName, "node ID", nodeID)
 	}
 }
 
-// explainAttaching reports the last attempt of the attacher.
+// explainRecord reports on an object that lacks what a detach needs, and on the record of the attachment.
+func explainRecord(e *explanation, kind, name, what, recorded string) {
+	if recorded != "" {
+		e.add(Fine, "attachment", "%s %q does not have the %s any more; the attachment has recorded %q.", kind, name, what, recorded)
+		return
+	}
+	e.add(Blocked, "attachment", "%s %q does not have the %s any more, and the attachment has not recorded it.", kind, name, what).
+		next("Restore %s %q; or verify at the storage system that the volume is not attached to node %q, then remove finalizer %s.", kind,
+			name, e.attachment.value.Spec.NodeName, attacher.Finalizer(e.driver))
+}
+
+// ifItLasts is the next step if a component neither finishes nor records an error.
+const ifItLasts = "If this lasts, it may be unable to write the status: `storage-controller doctor` checks its permissions."
+
+// explainAttaching reports how far the attacher is.
 func explainAttaching(e *explanation) {
-	status := e.attachment.value.Status
-	switch {
-	case status.Attached:
+	va := e.attachment.value
+	switch err := lastFailure(va); {
+	case va.Status.Attached:
 		e.add(Fine, "attachment", "The volume is attached.")
-	case status.AttachError != nil:
-		e.add(Failing, "attachment",
-			"ControllerPublishVolume failed %s ago: %s", e.age(status.AttachError.Time.Time), sentence(status.AttachError.Message)).
-			next(retries)
+	case err != nil:
+		explainLastAttempt(e, err)
 	case !e.attaches():
 		e.add(Waiting, "attachment", "Driver %s does not attach volumes (attachRequired=false in its CSIDriver).", e.driver).
 			next("kube-controller-manager deletes the attachment, which driver %s does not need.", e.driver)
+	case slices.Contains(va.Finalizers, attacher.Finalizer(e.driver)):
+		e.add(Waiting, "attachment", "The attacher has begun to attach the volume, and recorded no error.").
+			next("The attacher calls ControllerPublishVolume. %s", ifItLasts)
 	default:
-		e.add(Waiting, "attachment",
-			"The volume is not attached yet; no attempt has failed.").next("The attacher calls ControllerPublishVolume.")
+		e.add(Waiting, "attachment", "The attacher has not begun to attach the volume: its finalizer and an error are missing.").
+			next("The attacher of driver %s adds its finalizer and calls ControllerPublishVolume. %s", e.driver, ifItLasts)
 	}
 }
 
@@ -97,8 +130,7 @@ func explainAttachedVolume(e *explanation) {
 	va, pv := e.attachment.value, e.volume.value
 	name, deleting := volumeOf(va), va.DeletionTimestamp != nil
 	switch {
-	case e.volume.missing && deleting:
-		e.add(Unknown, "volume", "PersistentVolume %q not found; the attacher detaches with the data recorded on the attachment.", name)
+	case e.volume.missing && deleting: // see explainDetaching
 	case e.volume.missing:
 		e.add(Blocked, "volume", "PersistentVolume %q not found.", name).
 			next(
@@ -106,7 +138,7 @@ func explainAttachedVolume(e *explanation) {
 	case !e.volume.found:
 	case pv.DeletionTimestamp != nil && !deleting && !va.Status.Attached:
 		e.add(Blocked, "volume",
-			"PersistentVolume %q has been Terminating for %s and is not attached any more.", name, e.age(pv.DeletionTimestamp.Time)).
+			"PersistentVolume %q has been Terminating for %s, so that it is not attached.", name, e.age(pv.DeletionTimestamp.Time)).
 			next("Delete the pod that uses the volume.")
 		explainOtherAttachments(e)
 	case migration.DriverOfVolume(pv) != e.driver && !deleting:
@@ -138,7 +170,8 @@ func explainOtherAttachments(e *explanation) {
 	for _, other := range e.attachments.value {
 		if other.Spec.NodeName != va.Spec.NodeName {
 			e.add(Failing, "attachment",
-				"The volume supports one node at a time, and VolumeAttachment %s attaches it to node %q.", other.Name, other.Spec.NodeName).
+				"The access modes of the volume allow one node at a time, and VolumeAttachment %s is for node %q.", other.Name,
+				other.Spec.NodeName).
 				next("The volume is detached from node %q after the pod there is deleted. Run `storage-controller explain va %s`.",
 					other.Spec.NodeName, other.Name)
 		}
@@ -149,12 +182,10 @@ func explainOtherAttachments(e *explanation) {
 func explainAttachedNode(e *explanation) {
 	va := e.attachment.value
 	switch {
-	case e.node.missing && va.DeletionTimestamp != nil:
-		e.add(Fine, "node", "Node %q not found; the attacher detaches with the node ID recorded on the attachment.", va.Spec.NodeName)
+	case e.node.missing && va.DeletionTimestamp != nil: // see explainDetaching
 	case e.node.missing:
 		e.add(Failing, "node", "Node %q not found.", va.Spec.NodeName).
-			next(
-				"kube-controller-manager deletes the attachment within 6 minutes; the attacher then detaches the volume.")
+			next("kube-controller-manager deletes the attachment after the pods of the node; the attacher then detaches the volume.")
 	case e.node.found && e.driver != "" && va.DeletionTimestamp == nil && !va.Status.Attached:
 		explainRegistration(e, e.driver)
 	}

@@ -21,14 +21,18 @@ import (
 const finalizersRemoved = "The API server deletes the object after the finalizers above are removed."
 
 func explainClaim(f *facts) Report {
-	claim := f.claim.value
 	e := &explanation{facts: f}
+	explainPendingPods(e)
+	return explainClaimOfPod(e)
+}
+
+// explainClaimOfPod explains a claim without its pods.
+func explainClaimOfPod(e *explanation) Report {
+	claim := e.claim.value
 	explainClaimDeletion(e)
 	if claim.Spec.VolumeName != "" {
 		explainBinding(e)
-		if e.driver == "" && e.volume.found {
-			e.add(Fine, "driver", notCSI)
-		}
+		explainVolumeOfClaim(e)
 		explainDriver(e)
 		explainAttachments(e)
 		explainExpansion(e)
@@ -42,11 +46,24 @@ func explainClaim(f *facts) Report {
 		explainDriver(e)
 		explainCreated(e)
 		explainClaimAttempts(e) // before the last event, because it knows the next attempt
-		explainLastError(e, "ProvisioningFailed", "ProvisioningSucceeded")
+		explainLastError(e, roleProvisioner, "ProvisioningFailed", "ProvisioningSucceeded")
 	}
 	explainIndeterminate(e)
 	state := fmt.Sprintf("The claim is %s", cmp.Or(string(claim.Status.Phase), "new"))
-	return e.report(KindClaim, claim, state, f.nextOfClaim(), f.driver)
+	return e.report(KindClaim, claim, state, e.nextOfClaim(), e.driver)
+}
+
+// explainVolumeOfClaim runs the checks of the volume that a claim names.
+func explainVolumeOfClaim(e *explanation) {
+	if !e.volume.found {
+		return
+	}
+	explainCleanUp(e, e.volume.value)
+	explainAffinity(e)
+	explainSecrets(e)
+	if e.driver == "" {
+		e.add(Fine, "driver", notCSI)
+	}
 }
 
 // explainClaimAttempts reports what a running process works on for the claim.
@@ -68,10 +85,19 @@ func (f *facts) nextOfClaim() string {
 		return finalizersRemoved
 	case claim.Status.Phase == corev1.ClaimBound && !resizing(claim):
 		return "Nothing to do: pods can use the claim."
+	case claim.Status.Phase == corev1.ClaimBound:
+		return "The resizer of the driver completes the change."
 	case claim.Spec.VolumeName != "":
 		return "kube-controller-manager binds the claim."
+	case !isAssigned(claim):
+		return "kube-controller-manager assigns the claim to the provisioner of its StorageClass."
 	}
 	return "The provisioner of driver " + f.driver + " calls CreateVolume and creates the PersistentVolume."
+}
+
+// isAssigned reports whether kube-controller-manager has assigned claim to a provisioner, which waits for that.
+func isAssigned(claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Annotations[storagehelpers.AnnStorageProvisioner]+claim.Annotations[storagehelpers.AnnBetaStorageProvisioner] != ""
 }
 
 // explainClaimDeletion reports the pods that hold a deleted claim.
@@ -94,8 +120,8 @@ func explainClaimDeletion(e *explanation) {
 func explainBinding(e *explanation) {
 	claim, name, pv := e.claim.value, e.claim.value.Spec.VolumeName, e.volume.value
 	switch {
-	case e.volume.missing && claim.Status.Phase == corev1.ClaimLost:
-		e.add(Blocked, "volume", "PersistentVolume %q of the claim was deleted; the claim stays Lost.", name).
+	case e.volume.missing && claim.Status.Phase != corev1.ClaimPending && claim.Status.Phase != "":
+		e.add(Blocked, "volume", "PersistentVolume %q of the claim was deleted; the claim is %s.", name, claim.Status.Phase).
 			next("Recreate the claim and restore its data from a backup.")
 	case e.volume.missing:
 		e.add(Blocked, "volume", "PersistentVolume %q (spec.volumeName) not found.", name).
@@ -110,9 +136,10 @@ func explainBinding(e *explanation) {
 	default:
 		e.add(Fine, "volume", "The claim is bound to PersistentVolume %q.", name)
 		if pv.DeletionTimestamp != nil {
-			e.add(Failing, "volume",
-				"PersistentVolume %q has been Terminating for %s; it is deleted after the claim.", name, e.age(pv.DeletionTimestamp.Time)).
-				next("Back up the data: the volume is deleted when the claim is.")
+			e.add(Waiting, "volume",
+				"PersistentVolume %q with reclaim policy %s has been Terminating for %s; it is deleted after the claim.", name,
+				pv.Spec.PersistentVolumeReclaimPolicy, e.age(pv.DeletionTimestamp.Time)).
+				next("Back up the data: with reclaim policy Delete, the volume is deleted after the claim, else only its PersistentVolume.")
 		}
 	}
 }
@@ -139,22 +166,34 @@ func explainCreated(e *explanation) {
 		next("Check which claim PersistentVolume %q belongs to, and --volume-name-uuid-length of the provisioner.", name)
 }
 
-// explainIndeterminate reports a CreateVolume whose outcome is unknown, or whose volume has no PersistentVolume yet.
+// explainIndeterminate reports the finalizer of a CreateVolume without a final response, or whose volume has no PersistentVolume yet.
 func explainIndeterminate(e *explanation) {
-	if !slices.Contains(e.claim.value.Finalizers, kube.ProvisioningFinalizer) {
+	claim := e.claim.value
+	if !slices.Contains(claim.Finalizers, kube.ProvisioningFinalizer) {
 		return
 	}
-	driver := cmp.Or(kube.RecordedDriver(e.claim.value), e.driver)
-	e.add(Failing, "volume",
-		"CreateVolume is indeterminate: driver %s has not returned a final response, so a volume may exist. "+
-			"Or the volume exists, and its PersistentVolume cannot be created. Finalizer %s holds the claim.",
-		driver, kube.ProvisioningFinalizer).
-		next("The provisioner repeats CreateVolume with the same arguments. Verify that driver %s and its provisioner are running. "+
-			"If creating the PersistentVolume fails, the log of the provisioner has the error.", driver)
+	const finalizer = "Finalizer " + kube.ProvisioningFinalizer + " holds the claim"
+	driver := kube.RecordedDriver(claim)
+	switch {
+	case driver == "":
+		e.add(Waiting, "volume", "%s, but the request of CreateVolume is not recorded on it.", finalizer).
+			next("If the provisioner does not remove the finalizer, an event of the claim or the log of the provisioner has the cause.")
+	case e.volume.found && e.volume.value.Spec.ClaimRef != nil && e.volume.value.Spec.ClaimRef.UID == claim.UID:
+		e.add(Waiting, "volume", "%s; its PersistentVolume %q exists.", finalizer, e.volume.value.Name).
+			next("The provisioner of driver %s removes the finalizer.", driver)
+	default:
+		e.add(Waiting, "volume", "CreateVolume is indeterminate: no final response of driver %s is recorded, so a volume may exist. "+
+			"Or the volume exists, and its PersistentVolume cannot be created. %s.", driver, finalizer).
+			next("The provisioner repeats CreateVolume with the same arguments. Verify that driver %s and its provisioner are running. "+
+				"If creating the PersistentVolume fails, the log of the provisioner has the error.", driver)
+	}
 }
 
 // explainAttachments reports the VolumeAttachments of a volume.
 func explainAttachments(e *explanation) {
+	if e.driver == "" {
+		return
+	}
 	if !e.attaches() {
 		e.add(Fine, "attachment", "Driver %s does not attach volumes (attachRequired=false in its CSIDriver).", e.driver)
 		return
@@ -163,20 +202,21 @@ func explainAttachments(e *explanation) {
 		e.add(Fine, "attachment", "Not attached: no VolumeAttachment references the volume.")
 	}
 	for _, va := range e.attachments.value {
-		node, next := va.Spec.NodeName, "Retries automatically. Run `storage-controller explain va %s`."
+		node := va.Spec.NodeName
 		switch failure := lastFailure(va); {
 		case failure != nil:
-			e.add(Failing, "attachment",
-				"%s node %q (VolumeAttachment %s) failed %s ago: %s", operation(va, "Detaching from", "Attaching to"),
-				node, va.Name, e.age(failure.Time.Time), sentence(failure.Message)).next(next, va.Name)
+			e.failed("attachment", failureOfStatus(failure), "%s node %q (VolumeAttachment %s) failed",
+				operation(va, "Detaching from", "Attaching to"), node, va.Name).
+				next("Retries automatically. Run `storage-controller explain va %s`.", va.Name)
 		case va.DeletionTimestamp != nil:
-			e.add(Waiting, "attachment",
-				"Detaching from node %q (VolumeAttachment %s) began %s ago.", node, va.Name, e.age(va.DeletionTimestamp.Time))
+			e.add(Waiting, "attachment", "VolumeAttachment %s to node %q has been Terminating for %s.", va.Name, node,
+				e.age(va.DeletionTimestamp.Time)).next("Run `storage-controller explain va %s`.", va.Name)
 		case va.Status.Attached:
 			e.add(Fine, "attachment", "Attached to node %q (VolumeAttachment %s).", node, va.Name)
 		default:
 			e.add(Waiting, "attachment",
-				"Attaching to node %q (VolumeAttachment %s).", node, va.Name).next("The attacher calls ControllerPublishVolume.")
+				"Attaching to node %q (VolumeAttachment %s): no error is recorded.", node, va.Name).
+				next("The attacher calls ControllerPublishVolume. Run `storage-controller explain va %s`.", va.Name)
 		}
 	}
 }

@@ -32,10 +32,18 @@ func explainClass(e *explanation) {
 	case !e.class.found:
 	case class.Provisioner == storagehelpers.NotSupportedProvisioner:
 		e.add(Waiting, "class", "StorageClass %q does not provision volumes (provisioner %s).", name, class.Provisioner).
-			next("Create a PersistentVolume of StorageClass %q that matches the claim.", name)
+			next("Create a PersistentVolume of StorageClass %q that matches the claim%s.", name, e.alsoAPod())
 	default:
 		explainProvisioner(e, class)
 	}
+}
+
+// alsoAPod returns what else a claim needs for which no pod is scheduled.
+func (f *facts) alsoAPod() string {
+	if f.waitsForPod() {
+		return ", unless there is one, and a pod that uses the claim"
+	}
+	return ", unless there is one"
 }
 
 func explainDefaultClass(e *explanation) {
@@ -160,7 +168,7 @@ func (f *facts) needsSecret(p volumerules.Purpose) bool {
 	case volumerules.Provisioner: // DeleteVolume is called without it
 		return false
 	case volumerules.ControllerPublish:
-		return true
+		return f.attaches()
 	case volumerules.NodeStage, volumerules.NodePublish:
 		return f.volume.value.Status.Phase == corev1.VolumeBound
 	}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
-	"github.com/storage-controller/storage-controller/provisioner"
 )
 
 // explainDataSource reports whether the data source of a claim can be used, by the rules of the provisioner.
@@ -50,7 +49,10 @@ func explainGrant(e *explanation, s *sourceFact) {
 	switch {
 	case slices.ContainsFunc(s.grants.value, allows):
 		e.add(Fine, "source", "A ReferenceGrant in namespace %q allows the claim to use %v.", s.Namespace, s.Source)
-	case s.grants.found || s.grants.missing:
+	case s.grants.missing:
+		e.add(Blocked, "source", "The cluster does not serve ReferenceGrants, which data sources in other namespaces need.").
+			next("Install the CRD of ReferenceGrants, or recreate the claim with a data source in its own namespace.")
+	case s.grants.found:
 		e.add(Blocked, "source",
 			"No ReferenceGrant in namespace %q allows claims of namespace %q to use %v.", s.Namespace, claim.Namespace, s.Source).
 			next(
@@ -70,14 +72,27 @@ func explainSnapshot(e *explanation, s *sourceFact) {
 	}
 	_, err := volumerules.BoundContent(s.snapshot.value)
 	if err == nil && s.content.found {
-		checkMode := provisioner.DefaultConfig().PreventVolumeModeConversion
-		_, err = volumerules.SnapshotContent(e.driver, s.snapshot.value, s.content.value, e.claim.value, checkMode)
+		_, err = volumerules.SnapshotContent(e.driver, s.snapshot.value, s.content.value, e.claim.value, false)
 	}
 	if err != nil {
 		e.add(Failing, "source", "%v cannot be restored: %s", s.Source, sentence(err.Error())).next(next, s.Namespace, s.Name)
+	} else if mode := modeConversion(e, s); mode != nil {
+		e.add(Failing, "source", "%v is not restored unless the provisioner has --prevent-volume-mode-conversion=false: %s", s.Source,
+			sentence(mode.Error())).
+			next("Recreate the claim with the volume mode of the snapshot, or annotate its VolumeSnapshotContent with %s.",
+				volumerules.AnnAllowModeChange)
 	} else if s.content.found {
 		e.add(Fine, "source", "%v is ready to be restored.", s.Source)
 	}
+}
+
+// modeConversion returns the error of a claim whose volume mode is not that of the snapshot.
+func modeConversion(e *explanation, s *sourceFact) error {
+	if !s.content.found {
+		return nil
+	}
+	_, err := volumerules.SnapshotContent(e.driver, s.snapshot.value, s.content.value, e.claim.value, true)
+	return err
 }
 
 func explainClone(e *explanation, s *sourceFact) {

@@ -33,7 +33,7 @@ func explainDriver(e *explanation) {
 	case !e.csiNodes.found:
 	case len(registered) == 0:
 		e.add(Unknown, "driver", "Driver %s is registered on 0 of %s.", e.driver, count(len(e.csiNodes.value), "node")).
-			next("Check why the node plugin of driver %s does not run: `kubectl get csinodes`.", e.driver)
+			next("Check that the node plugin of driver %s runs and registers: `kubectl get csinodes`.", e.driver)
 	default:
 		e.add(Fine, "driver", "Driver %s is registered on %d of %s: %s.", e.driver, len(registered),
 			count(len(e.csiNodes.value), "node"), kube.ShortList(registered, 5))
@@ -64,7 +64,7 @@ func explainLeases(e *explanation) {
 		if !fact.leases.found || len(fact.leases.value) > 0 {
 			continue
 		}
-		const message = "No Lease %q: either no %s runs for driver %s, or it runs without --leader-election."
+		const message = "No Lease %q: no %s runs for driver %s, or it runs without --leader-election or with another Lease."
 		if fact.role == roleNodecontroller { // optional
 			e.add(Fine, "driver", message, fact.name, fact.role, fact.driver)
 		} else {
@@ -83,21 +83,21 @@ func explainHolder(e *explanation, fact leaseFact, lease *coordinationv1.Lease) 
 	var finding *Finding
 	switch {
 	case holder == "":
-		finding = e.add(severity, "driver", "Lease %s has no holder: no %s is active for driver %s.", name, fact.role, fact.driver)
+		finding = e.add(severity, "driver", "Lease %s has no holder: no %s of driver %s is active with it.", name, fact.role, fact.driver)
 	case e.isExpired(lease):
 		renewed := "never renewed"
 		if lease.Spec.RenewTime != nil {
 			renewed = "last renewed " + e.age(lease.Spec.RenewTime.Time) + " ago"
 		}
 		finding = e.add(severity, "driver",
-			"Lease %s of %q has expired (%s): no %s is active for driver %s.", name, holder, renewed, fact.role, fact.driver)
+			"Lease %s of %q has expired (%s): no %s of driver %s is active with it.", name, holder, renewed, fact.role, fact.driver)
 	default:
 		e.add(Fine, "driver",
 			"The %s of driver %s is %q (%s), which holds Lease %s.", fact.role, fact.driver, holder, programOf(lease), name)
 		return
 	}
 	if severity == Blocked {
-		finding.next("Check why the %s of driver %s does not run: `kubectl -n %s get pods`.", fact.role, fact.driver, lease.Namespace)
+		finding.next("Check that the %s of driver %s runs: `kubectl -n %s get pods`.", fact.role, fact.driver, lease.Namespace)
 	}
 }
 

@@ -4,6 +4,9 @@
 package explain
 
 import (
+	"fmt"
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
@@ -11,9 +14,7 @@ import (
 
 // resizing reports whether a bound claim waits for an expansion or a modification.
 func resizing(claim *corev1.PersistentVolumeClaim) bool {
-	s := claim.Status
-	return sizesOf(claim).pending() || s.ModifyVolumeStatus != nil ||
-		ptr.Deref(claim.Spec.VolumeAttributesClassName, "") != ptr.Deref(s.CurrentVolumeAttributesClassName, "")
+	return sizesOf(claim).pending() || modificationOf(claim).pending()
 }
 
 // sizes are the sizes of a claim, and the stage of its expansion.
@@ -23,12 +24,16 @@ type sizes struct {
 }
 
 func sizesOf(claim *corev1.PersistentVolumeClaim) sizes {
-	return sizes{
+	s := sizes{
 		requested: claim.Spec.Resources.Requests[corev1.ResourceStorage],
 		capacity:  claim.Status.Capacity[corev1.ResourceStorage],
 		allocated: claim.Status.AllocatedResources[corev1.ResourceStorage],
 		stage:     claim.Status.AllocatedResourceStatuses[corev1.ResourceStorage],
 	}
+	if !s.capacity.IsZero() && s.requested.Cmp(s.capacity) <= 0 && s.allocated.Cmp(s.capacity) <= 0 {
+		s.stage = "" // some kubelets keep it after the expansion
+	}
+	return s
 }
 
 // pending reports whether the volume is smaller than requested, or its expansion has not ended. The capacity is
@@ -55,86 +60,122 @@ func explainExpansion(e *explanation) {
 	if !s.allocated.IsZero() {
 		target = s.allocated
 	}
-	smaller := " Or lower spec.resources.requests.storage of the claim, to more than " + s.capacity.String() + "."
-	switch pending := conditionOf(claim, corev1.PersistentVolumeClaimFileSystemResizePending); {
+	atDriver := fmt.Sprintf("Expanding the volume from %s to %s", s.capacity.String(), target.String())
+	onNode := fmt.Sprintf("Expanding the volume to %s on the node", target.String())
+	const driverError, nodeError = corev1.PersistentVolumeClaimControllerResizeError, corev1.PersistentVolumeClaimNodeResizeError
+	fileSystemPending := conditionOf(claim, corev1.PersistentVolumeClaimFileSystemResizePending)
+	var failed *Finding
+	switch {
 	case !s.pending():
 		return
+	case e.driver == "":
+		e.add(Waiting, "size", "The claim requests %s, the volume has %s.", s.requested.String(), s.capacity.String()).
+			next("kube-controller-manager or the kubelet expands the volume, if its plugin supports that.")
 	case s.stage == corev1.PersistentVolumeClaimControllerResizeInfeasible:
-		explainRefused(e, corev1.PersistentVolumeClaimControllerResizeError, "Driver %s cannot expand the volume to %s", e.driver,
-			target.String()).
-			next("Free or add storage at the driver; the resizer tries again every few minutes.%s", smaller)
+		failed = explainCondition(e, driverError, roleResizer, atDriver, true)
 	case s.stage == corev1.PersistentVolumeClaimNodeResizeInfeasible:
-		explainRefused(e, corev1.PersistentVolumeClaimNodeResizeError, "The node cannot expand the volume to %s", target.String()).
-			next("Fix the error shown above; the resizer tries again every few minutes.%s", smaller)
+		failed = explainCondition(e, nodeError, componentKubelet, onNode, true)
+	case s.stage == corev1.PersistentVolumeClaimNodeResizeInProgress && conditionOf(claim, nodeError) != nil:
+		failed = explainCondition(e, nodeError, componentKubelet, onNode, false)
 	case s.stage == corev1.PersistentVolumeClaimNodeResizeInProgress:
-		if conditionOf(claim, corev1.PersistentVolumeClaimNodeResizeError) != nil {
-			explainRefused(e, corev1.PersistentVolumeClaimNodeResizeError, "Expanding the volume to %s on the node failed",
-				target.String()).
-				next("%s%s", retries, smaller)
-			return
-		}
-		e.add(Waiting, "size", "The kubelet expands the volume to %s on the node.", target.String()).
+		e.add(Waiting, "size", "%s is in progress.", onNode).
 			next("The kubelet calls NodeExpandVolume and sets the capacity of the claim.")
-	case s.stage == corev1.PersistentVolumeClaimNodeResizePending || s.stage == "" && pending != nil:
-		e.add(Waiting, "size", "The volume has %s at the driver; the file system of the claim has %s.", target.String(),
-			s.capacity.String()).
-			next("The kubelet expands the file system while a pod with the claim runs.")
-	case conditionOf(claim, corev1.PersistentVolumeClaimControllerResizeError) != nil:
-		explainRefused(e, corev1.PersistentVolumeClaimControllerResizeError, "Expanding the volume from %s to %s failed",
-			s.capacity.String(), target.String()).next("%s%s", retries, smaller)
+	case s.stage == corev1.PersistentVolumeClaimNodeResizePending || s.stage == "" && fileSystemPending != nil:
+		e.add(Waiting, "size", "The volume has %s at the driver, and %s on the node.", target.String(), s.capacity.String()).
+			next("The kubelet expands the volume on the node while a pod with the claim runs.")
+	case conditionOf(claim, driverError) != nil:
+		failed = explainCondition(e, driverError, roleResizer, atDriver, false)
 	case s.stage == corev1.PersistentVolumeClaimControllerResizeInProgress:
-		e.add(Waiting, "size", "The resizer expands the volume from %s to %s.", s.capacity.String(), target.String()).
+		e.add(Waiting, "size", "%s is in progress.", atDriver).
 			next("The resizer repeats ControllerExpandVolume with this size until driver %s returns a final response.", e.driver)
-		explainLastError(e, "VolumeResizeFailed", "VolumeResizeSuccessful")
+		explainLastError(e, roleResizer, "VolumeResizeFailed", "VolumeResizeSuccessful")
 	default:
 		e.add(Waiting, "size", "The claim requests %s, the volume has %s.", s.requested.String(), s.capacity.String()).
-			next("The resizer of driver %s calls ControllerExpandVolume.", e.driver)
-		explainLastError(e, "VolumeResizeFailed", "VolumeResizeSuccessful")
+			next("The resizer of driver %s calls ControllerExpandVolume, if the driver reports EXPAND_VOLUME.", e.driver)
+		explainLastError(e, roleResizer, "VolumeResizeFailed", "VolumeResizeSuccessful")
+	}
+	if failed != nil {
+		failed.Next += " Or lower spec.resources.requests.storage of the claim, to more than " + s.capacity.String() + "."
 	}
 }
 
-// explainRefused adds a failure with the message of the condition of a claim.
-func explainRefused(e *explanation, kind corev1.PersistentVolumeClaimConditionType, format string, args ...any) *Finding {
-	topic := "size"
-	if kind == corev1.PersistentVolumeClaimVolumeModifyVolumeError {
+// explainCondition adds the error that a condition of the claim reports.
+func explainCondition(e *explanation, kind corev1.PersistentVolumeClaimConditionType, by, what string, infeasible bool) *Finding {
+	topic, failed, isModification := "size", " failed", kind == corev1.PersistentVolumeClaimVolumeModifyVolumeError
+	if isModification {
 		topic = "attributes"
+	}
+	if infeasible {
+		failed = " is infeasible"
 	}
 	c := conditionOf(e.claim.value, kind)
 	if c == nil {
-		return e.add(Failing, topic, format+".", args...)
+		finding := e.add(Failing, topic, "%s%s, and condition %s is not set.", what, failed, kind)
+		finding.next("Retries automatically. The events and the log of the %s have the error.", by)
+		return finding
 	}
-	return e.add(Failing, topic, format+" %s ago: %s", append(args, e.age(c.LastTransitionTime.Time), sentence(c.Message))...)
+	f := failure{text: c.Message, at: c.LastTransitionTime.Time, condition: string(kind), by: by}
+	if isModification {
+		f.code = c.Reason
+	}
+	return e.failed(topic, f, "%s%s", what, failed)
+}
+
+// modification is the VolumeAttributesClass that a claim requests, that of its volume, and the one in its status.
+type modification struct {
+	requested, current, target string
+	status                     corev1.PersistentVolumeClaimModifyVolumeStatus
+}
+
+func modificationOf(claim *corev1.PersistentVolumeClaim) modification {
+	m := modification{requested: ptr.Deref(claim.Spec.VolumeAttributesClassName, ""),
+		current: ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "")}
+	if status := claim.Status.ModifyVolumeStatus; status != nil {
+		m.target, m.status = status.TargetVolumeAttributesClassName, status.Status
+	}
+	return m
+}
+
+func (m modification) pending() bool {
+	return m.status != "" || m.requested != m.current && m.requested != ""
 }
 
 // explainModification reports how far the change of the VolumeAttributesClass of a bound claim is.
 func explainModification(e *explanation) {
 	const modifyError = corev1.PersistentVolumeClaimVolumeModifyVolumeError
-	claim := e.claim.value
-	wanted := ptr.Deref(claim.Spec.VolumeAttributesClassName, "")
-	current := ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "")
-	status := claim.Status.ModifyVolumeStatus
-	back := "Set spec.volumeAttributesClassName of the claim to a class that the driver accepts"
-	if current != "" {
-		back += ", such as the current one, " + current
+	const inProgress, infeasible = corev1.PersistentVolumeClaimModifyVolumeInProgress, corev1.PersistentVolumeClaimModifyVolumeInfeasible
+	m := modificationOf(e.claim.value)
+	toAccepted := "Or set spec.volumeAttributesClassName of the claim to a class that the driver accepts"
+	if m.current != "" {
+		toAccepted += ", such as the current one, " + m.current
 	}
+	applying := fmt.Sprintf("Applying VolumeAttributesClass %q", m.target)
 	switch {
-	case status == nil && wanted == current:
+	case !m.pending():
+	case m.requested == "" && m.status != inProgress:
+		e.add(Waiting, "attributes", "The claim requests no VolumeAttributesClass; its status still names %q (%s).", m.target, m.status).
+			next("Nothing is requested of the driver. To clear the status, which may keep VolumeAttributesClass %q from being deleted, "+
+				"set spec.volumeAttributesClassName of the claim to a class that the driver accepts.", m.target)
+	case e.attributes.unserved:
+		e.add(Blocked, "attributes", "The cluster does not serve VolumeAttributesClasses in storage.k8s.io/v1.").
+			next("Upgrade Kubernetes, or reset spec.volumeAttributesClassName of the claim.")
 	case e.attributes.missing:
-		e.add(Blocked, "attributes", "VolumeAttributesClass %q not found.", wanted).
-			next("Create VolumeAttributesClass %q, or set spec.volumeAttributesClassName of the claim to an existing class.", wanted)
+		e.add(Blocked, "attributes", "VolumeAttributesClass %q not found.", m.requested).
+			next("Create VolumeAttributesClass %q, or set spec.volumeAttributesClassName of the claim to an existing class.", m.requested)
 	case e.attributes.found && e.attributes.value.DriverName != e.driver:
-		e.add(Blocked, "attributes", "VolumeAttributesClass %q belongs to driver %q, the volume to %q.", wanted,
-			e.attributes.value.DriverName, e.driver).next("%s.", back)
-	case status != nil && status.Status == corev1.PersistentVolumeClaimModifyVolumeInfeasible:
-		explainRefused(e, modifyError, "Driver %s cannot apply VolumeAttributesClass %q", e.driver, status.TargetVolumeAttributesClassName).
-			next("%s. The resizer tries again every few minutes.", back)
-	case conditionOf(claim, modifyError) != nil:
-		explainRefused(e, modifyError, "Applying VolumeAttributesClass %q failed", wanted).next(retries)
-	case status != nil && status.Status == corev1.PersistentVolumeClaimModifyVolumeInProgress:
-		e.add(Waiting, "attributes", "The resizer applies VolumeAttributesClass %q.", status.TargetVolumeAttributesClassName).
+		e.add(Blocked, "attributes", "VolumeAttributesClass %q belongs to driver %q, the volume to %q.", m.requested,
+			e.attributes.value.DriverName, e.driver).next("%s.", strings.Replace(toAccepted, "Or set", "Set", 1))
+	case m.status == infeasible && m.target == m.requested:
+		failed := explainCondition(e, modifyError, roleResizer, applying, true)
+		failed.Next += " " + toAccepted + "."
+	case m.status == inProgress && conditionOf(e.claim.value, modifyError) != nil:
+		explainCondition(e, modifyError, roleResizer, applying, false)
+	case m.status == inProgress:
+		e.add(Waiting, "attributes", "%s is in progress.", applying).
 			next("The resizer repeats ControllerModifyVolume until driver %s returns a final response.", e.driver)
 	default:
-		e.add(Waiting, "attributes", "The claim requests VolumeAttributesClass %q, the volume has %q.", wanted, current).
+		e.add(Waiting, "attributes", "The claim requests VolumeAttributesClass %q, the volume has %q.", m.requested, m.current).
 			next("The resizer of driver %s calls ControllerModifyVolume, if the driver reports MODIFY_VOLUME.", e.driver)
+		explainLastError(e, roleResizer, "VolumeModifyFailed", "VolumeModifySuccessful")
 	}
 }

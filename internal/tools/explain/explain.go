@@ -44,6 +44,7 @@ func NewClients(cfg *rest.Config) (Clients, error) {
 
 // The kinds that can be explained.
 const (
+	KindPod        = "Pod"
 	KindClaim      = "PersistentVolumeClaim"
 	KindVolume     = "PersistentVolume"
 	KindAttachment = "VolumeAttachment"
@@ -54,13 +55,15 @@ const (
 // Request names the object to explain.
 type Request struct {
 	Kind      string // one of the constants
-	Namespace string // of a claim or a snapshot
+	Namespace string // of a pod, a claim or a snapshot
 	Name      string
 	StatusURL string // of a running process; "" reads no status page
 }
 
 // Namespaced reports whether objects of a kind have a namespace.
-func Namespaced(kind string) bool { return kind == KindClaim || kind == KindSnapshot }
+func Namespaced(kind string) bool {
+	return kind == KindPod || kind == KindClaim || kind == KindSnapshot
+}
 
 func (r Request) String() string { return objectName(r.Kind, r.Namespace, r.Name) }
 
@@ -70,11 +73,12 @@ var ErrNotFound = errors.New("not found")
 // Explain reads the object and everything related to it, and returns a report. It fails if the object itself cannot
 // be read; other failed reads are findings of the report.
 func Explain(ctx context.Context, clients Clients, request Request) (Report, error) {
-	g := &gatherer{Clients: clients, request: request, facts: &facts{}}
+	g := &gatherer{Clients: clients, request: request, facts: &facts{reads: map[string]any{}}}
 	kinds := map[string]struct {
 		gather  func(context.Context) error
 		explain func(*facts) Report
 	}{
+		KindPod:        {g.gatherPod, explainPod},
 		KindClaim:      {g.gatherClaim, explainClaim},
 		KindVolume:     {g.gatherVolume, explainVolume},
 		KindAttachment: {g.gatherAttachment, explainAttachment},
@@ -91,7 +95,7 @@ func Explain(ctx context.Context, clients Clients, request Request) (Report, err
 	if request.StatusURL != "" {
 		g.facts.process = readStatusPage(ctx, cmp.Or(clients.Status, http.DefaultClient), request.StatusURL)
 	}
-	g.facts.now = clients.clock.Now()
+	g.facts.setNow(clients.clock.Now())
 	return kind.explain(g.facts), nil
 }
 

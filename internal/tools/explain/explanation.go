@@ -7,15 +7,13 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-// The next step after a failure that a controller retries.
-const (
-	retries  = "Retries automatically. " + fixError
-	fixError = "Fix the error shown above; the log of the driver container (`kubectl logs`) has the details."
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // topicEvents marks a failed read of the events, which the report shows in their place.
@@ -112,16 +110,35 @@ func (f *facts) reportEvents() []Event {
 	return events
 }
 
-// explainLastError reports the newest event with the reason failed, unless one with the reason succeeded is newer.
-func explainLastError(e *explanation, failed, succeeded string) {
+// explainLastError reports the newest event of a role with the reason failed, unless one with the reason succeeded is newer.
+func explainLastError(e *explanation, role, failed, succeeded string) {
 	for _, event := range e.newestFirst() {
 		switch event.Reason {
 		case failed:
-			e.add(Failing, "error", "Last error %s ago (%s): %s", e.age(lastSeen(event).Time), count(int(max(event.Count, 1)), "time"),
-				sentence(event.Message)).next(retries)
+			finding := e.failed("error", failureOfEvent(event, role), "Last error (%s)", count(int(max(event.Count, 1)), "time"))
+			if e.isOutdated(event) {
+				finding.Severity, finding.Next = Waiting, ""
+				finding.Sentence += " The claim has changed since: its node was selected again, or is not selected any more."
+			}
 			return
 		case succeeded:
 			return
 		}
 	}
+}
+
+// isOutdated reports whether an event about a claim is older than the selection of its node, or the claim waits for the scheduler
+// again: what the event reports may no longer hold.
+func (f *facts) isOutdated(event *corev1.Event) bool {
+	switch {
+	case event.InvolvedObject.Kind != KindClaim || slices.Contains(f.claim.value.Finalizers, kube.ProvisioningFinalizer):
+		return false // a recorded request does not change with the node
+	case f.waitsForPod():
+		return true
+	}
+	const selectedNode = `"f:` + storagehelpers.AnnSelectedNode + `"`
+	return slices.ContainsFunc(f.claim.value.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
+		return m.Time != nil && m.Time.After(lastSeen(event).Time) && m.FieldsV1 != nil &&
+			strings.Contains(m.FieldsV1.GetRawString(), selectedNode)
+	})
 }

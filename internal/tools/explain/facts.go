@@ -30,8 +30,12 @@ type facts struct {
 	now    time.Time
 	driver string // "" if unknown
 	// matching holds the results of nodesMatching by the text of the selector.
-	matching map[string][]string
+	matching map[string][]*corev1.Node
+	// reads holds the results of reads by what was read. The claims of a pod share it.
+	reads map[string]any
 
+	pod        result[*corev1.Pod] // that is explained
+	podClaims  []podClaim
 	claim      result[*corev1.PersistentVolumeClaim]
 	volume     result[*corev1.PersistentVolume]
 	attachment result[*storagev1.VolumeAttachment]
@@ -93,6 +97,14 @@ type statusPage struct {
 	err  error
 }
 
+// setNow sets the time with which ages are computed.
+func (f *facts) setNow(now time.Time) {
+	f.now = now
+	for _, c := range f.podClaims {
+		c.facts.setNow(now)
+	}
+}
+
 // age returns how long before now t was, in kubectl's format.
 func (f *facts) age(t time.Time) string { return duration.HumanDuration(max(f.now.Sub(t), 0)) }
 
@@ -105,18 +117,9 @@ func (f *facts) waitsForPod() bool {
 
 // podsUsing returns the pods that use the claim and have not ended, sorted by name.
 func (f *facts) podsUsing() []*corev1.Pod {
-	var using []*corev1.Pod
-	for _, p := range f.pods.value {
-		if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
-			continue
-		}
-		if slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
-			return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == f.claim.value.Name ||
-				v.Ephemeral != nil && metav1.IsControlledBy(f.claim.value, p) && p.Name+"-"+v.Name == f.claim.value.Name
-		}) {
-			using = append(using, p)
-		}
-	}
+	using := slices.DeleteFunc(slices.Clone(f.pods.value), func(p *corev1.Pod) bool {
+		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed || !kube.UsesClaim(p, f.claim.value)
+	})
 	slices.SortFunc(using, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 	return using
 }
@@ -159,9 +162,9 @@ func (f *facts) volumesOfNode(name string) []*corev1.PersistentVolume {
 		if pv.Spec.CSI == nil || requiredAffinity(pv) == nil || !f.nodes.found {
 			continue
 		}
-		hosts := f.nodesMatching(requiredAffinity(pv))
+		hosts := f.nodesOf(pv)
 		lost := slices.ContainsFunc(f.lostNodesOf(pv), func(n lostNode) bool { return n.Node == name })
-		if len(hosts) == 1 && hosts[0] == name || len(hosts) == 0 && (lost || affinityNames(pv, name)) {
+		if len(hosts) == 1 && hosts[0].Name == name || len(hosts) == 0 && (lost || affinityNames(pv, name)) {
 			local = append(local, pv)
 		}
 	}
@@ -188,24 +191,29 @@ func affinityNames(pv *corev1.PersistentVolume, value string) bool {
 	return false
 }
 
-// nodesMatching returns the names of the nodes that match selector, which many volumes may have.
-func (f *facts) nodesMatching(selector *corev1.NodeSelector) []string {
+// nodesOf returns the nodes from which pv is accessible.
+func (f *facts) nodesOf(pv *corev1.PersistentVolume) []*corev1.Node {
+	return f.nodesMatching(requiredAffinity(pv))
+}
+
+// nodesMatching returns the nodes that match selector, which many volumes may have.
+func (f *facts) nodesMatching(selector *corev1.NodeSelector) []*corev1.Node {
 	key := selector.String()
-	if names, ok := f.matching[key]; ok {
-		return names
+	if known, ok := f.matching[key]; ok {
+		return known
 	}
-	var names []string
+	var nodes []*corev1.Node
 	parsed := nodeaffinity.NewLazyErrorNodeSelector(selector)
 	for _, node := range f.nodes.value {
 		if ok, err := parsed.Match(node); err == nil && ok {
-			names = append(names, node.Name)
+			nodes = append(nodes, node)
 		}
 	}
 	if f.matching == nil {
-		f.matching = map[string][]string{}
+		f.matching = map[string][]*corev1.Node{}
 	}
-	f.matching[key] = names
-	return names
+	f.matching[key] = nodes
+	return nodes
 }
 
 // driverOfClaim returns the driver that provisions the volume of claim; "" if unknown.

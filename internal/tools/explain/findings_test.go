@@ -35,12 +35,12 @@ func TestNextIsOfTheWorstFinding(t *testing.T) {
 		want     string
 	}{
 		"none":                  {nil, "rest"},
-		"none with a next step": {[]Finding{{Blocked, "a", "", ""}}, "rest"},
-		"one is unknown":        {[]Finding{{Unknown, "a", "", ""}, {Fine, "b", "", ""}}, "As far as known: rest"},
-		"the worst": {[]Finding{{Waiting, "a", "", "one"}, {Blocked, "b", "", "two"}, {Failing, "c", "", "three"}},
+		"none with a next step": {[]Finding{{Blocked, "a", "", "", ""}}, "rest"},
+		"one is unknown":        {[]Finding{{Unknown, "a", "", "", ""}, {Fine, "b", "", "", ""}}, "As far as known: rest"},
+		"the worst": {[]Finding{{Waiting, "a", "", "one", ""}, {Blocked, "b", "", "two", ""}, {Failing, "c", "", "three", ""}},
 			"two"},
-		"the first of equals":                {[]Finding{{Failing, "a", "", "one"}, {Failing, "b", "", "two"}}, "one"},
-		"one without a next step is skipped": {[]Finding{{Waiting, "a", "", "one"}, {Blocked, "b", "", ""}}, "one"},
+		"the first of equals":                {[]Finding{{Failing, "a", "", "one", ""}, {Failing, "b", "", "two", ""}}, "one"},
+		"one without a next step is skipped": {[]Finding{{Waiting, "a", "", "one", ""}, {Blocked, "b", "", "", ""}}, "one"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := nextOf(test.findings, "rest"); got != test.want {
@@ -200,7 +200,7 @@ func TestSources(t *testing.T) {
 		"no content": {sourceFact{Source: from, snapshot: snapshot(true), content: noContent}, Failing,
 			"VolumeSnapshotContent of VolumeSnapshot other/s not found."},
 		"mode conversion": {sourceFact{Source: from, snapshot: snapshot(true), content: content("d", "Block")}, Failing,
-			"cannot be restored: volume mode Filesystem of the claim differs from Block of the snapshot"},
+			"--prevent-volume-mode-conversion=false: volume mode Filesystem of the claim differs from Block of the snapshot"},
 		"foreign": {sourceFact{Source: from, snapshot: snapshot(true), content: content("e", "")}, Failing,
 			`it belongs to driver "e", not to "d".`},
 		"ready": {sourceFact{Source: from, snapshot: snapshot(true), content: content("d", "")}, Fine,
@@ -271,7 +271,7 @@ blocked The driver is not ready: connection refused.
 waiting CreateVolume for "pvc-1" has been in flight for 5s.
 failing CreateVolume for "pvc-1" failed 59s ago after 1s with Internal: a b.
 waiting An attempt has been in progress for 1s (queue claims).
-failing 4 failed attempts in a row (queue claims, stage indeterminate): no space. Next attempt: in 90s.
+failing 4 failed attempts in a row (queue claims, stage indeterminate), next attempt in 90s: no space.
 `
 	if got := text(&facts{now: now, process: &statusPage{url: "u", page: page}}); got != want {
 		t.Errorf("got:\n%s", got)

@@ -13,7 +13,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
@@ -38,6 +37,9 @@ const (
 	roleResizer        = "resizer"
 	roleSnapshotter    = "snapshotter"
 )
+
+// componentKubelet is no role: it has no Lease.
+const componentKubelet = "kubelet"
 
 // Resources that are read without typed clients.
 var (
@@ -82,13 +84,16 @@ func (g *gatherer) gatherClaim(ctx context.Context) error {
 	if f.driver != "" {
 		g.driver(ctx, roles...)
 	}
-	if claim.DeletionTimestamp != nil || f.waitsForPod() {
+	if isNeeded := claim.DeletionTimestamp != nil || claim.Spec.VolumeName != "" || f.waitsForPod(); isNeeded && !f.pods.found {
 		f.pods = list[*corev1.Pod](ctx, f, "pod", fmt.Sprintf("Pods in namespace %q", claim.Namespace),
 			g.Kubernetes.CoreV1().Pods(claim.Namespace).List)
 	}
-	if claim.Spec.VolumeName != "" {
+	switch {
+	case f.volume.found && claim.Spec.VolumeName != "":
+		g.ofVolume(ctx, f.volume.value)
+	case claim.Spec.VolumeName != "":
 		g.attachmentsOf(ctx, claim.Spec.VolumeName)
-	} else {
+	default:
 		g.provisioning(ctx, claim, volume)
 	}
 	g.events(ctx, claim.Namespace, string(claim.UID))
@@ -148,7 +153,7 @@ func (g *gatherer) capacities(ctx context.Context) {
 	}
 	f.capacities = list[*storagev1.CSIStorageCapacity](ctx, f, "capacity", "CSIStorageCapacities",
 		g.Kubernetes.StorageV1().CSIStorageCapacities(metav1.NamespaceAll).List)
-	f.capacities.value = slices.DeleteFunc(f.capacities.value, func(c *storagev1.CSIStorageCapacity) bool {
+	f.capacities.value = slices.DeleteFunc(slices.Clone(f.capacities.value), func(c *storagev1.CSIStorageCapacity) bool {
 		return c.StorageClassName != f.class.value.Name
 	})
 }
@@ -164,17 +169,26 @@ func (g *gatherer) gatherVolume(ctx context.Context) error {
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		f.claim = g.claim(ctx, ref.Namespace, ref.Name)
 	}
-	if f.driver != "" {
-		g.driver(ctx, roleProvisioner, roleAttacher, roleNodecontroller)
+	g.driver(ctx, roleProvisioner, roleAttacher, roleNodecontroller)
+	g.ofVolume(ctx, pv)
+	g.events(ctx, metav1.NamespaceDefault, string(pv.UID))
+	return nil
+}
+
+// ofVolume reads what the use of pv needs: attachments, Secrets and nodes.
+func (g *gatherer) ofVolume(ctx context.Context, pv *corev1.PersistentVolume) {
+	if g.facts.driver != "" {
 		g.attachmentsOf(ctx, pv.Name)
 		g.secrets(ctx, volumerules.SecretsOfVolume(pv))
 	}
-	if requiredAffinity(pv) != nil {
-		g.listNodes(ctx)
-		g.lostNodes(ctx)
+	if requiredAffinity(pv) == nil {
+		return
 	}
-	g.events(ctx, metav1.NamespaceDefault, string(pv.UID))
-	return nil
+	g.listNodes(ctx)
+	if g.facts.nodes.found && slices.ContainsFunc(g.facts.nodesOf(pv), func(n *corev1.Node) bool { return n.DeletionTimestamp == nil }) {
+		return
+	}
+	g.lostNodes(ctx)
 }
 
 func (g *gatherer) gatherAttachment(ctx context.Context) error {
@@ -196,53 +210,6 @@ func (g *gatherer) gatherAttachment(ctx context.Context) error {
 	}
 	g.events(ctx, metav1.NamespaceDefault, string(va.UID))
 	return nil
-}
-
-func (g *gatherer) gatherNode(ctx context.Context) error {
-	f := g.facts
-	name, uid := g.request.Name, g.request.Name // the kubelet writes the name of its node as UID
-	node, err := g.Kubernetes.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case err == nil:
-		f.node, uid = found(node), string(node.UID)
-	case apierrors.IsNotFound(err) && !isUnserved(err):
-		f.node = result[*corev1.Node]{missing: true}
-	default:
-		return g.request.wrap(err)
-	}
-	f.csiNode = g.csiNode(ctx, name)
-	g.listNodes(ctx)
-	f.volumes = list[*corev1.PersistentVolume](ctx, f, "volume", "PersistentVolumes", g.Kubernetes.CoreV1().PersistentVolumes().List)
-	g.attachments(ctx, func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName == name })
-	if f.node.missing || f.node.value.DeletionTimestamp != nil {
-		g.lostNodes(ctx)
-	}
-	// A deleted node is explained as long as another object references it.
-	if f.node.missing && !f.csiNode.found && len(f.attachments.value) == 0 && len(f.volumesOfNode(name)) == 0 {
-		return g.nodeNotFound(err)
-	}
-	drivers := f.driversOfNode(name)
-	if len(drivers) == 1 {
-		f.driver = drivers[0]
-	}
-	for _, d := range drivers {
-		g.lease(ctx, roleNodecontroller, d)
-	}
-	g.events(ctx, metav1.NamespaceDefault, uid)
-	return nil
-}
-
-// nodeNotFound returns the error of a node that does not exist, and to which no object refers as far as it was read.
-func (g *gatherer) nodeNotFound(err error) error {
-	var failures []string
-	for _, f := range g.facts.unread {
-		failures = append(failures, f.Sentence)
-	}
-	if failures == nil {
-		return g.request.wrap(err)
-	}
-	return fmt.Errorf("%v: not found, and objects that refer to it may exist: %s Retry, or ask the cluster administrator for permission",
-		g.request, strings.Join(failures, " "))
 }
 
 func (g *gatherer) claim(ctx context.Context, namespace, name string) result[*corev1.PersistentVolumeClaim] {
@@ -278,7 +245,7 @@ func (g *gatherer) attachmentsOf(ctx context.Context, volume string) {
 func (g *gatherer) attachments(ctx context.Context, keep func(*storagev1.VolumeAttachment) bool) {
 	all := list[*storagev1.VolumeAttachment](ctx, g.facts, "attachment", "VolumeAttachments",
 		g.Kubernetes.StorageV1().VolumeAttachments().List)
-	all.value = slices.DeleteFunc(all.value, func(va *storagev1.VolumeAttachment) bool { return !keep(va) })
+	all.value = slices.DeleteFunc(slices.Clone(all.value), func(va *storagev1.VolumeAttachment) bool { return !keep(va) })
 	g.facts.attachments = all
 }
 
@@ -287,16 +254,12 @@ func (g *gatherer) driver(ctx context.Context, roles ...string) {
 	if g.facts.driver == "" {
 		return
 	}
-	g.csiDriver(ctx)
-	g.facts.csiNodes = list[*storagev1.CSINode](ctx, g.facts, "driver", "CSINodes", g.Kubernetes.StorageV1().CSINodes().List)
+	f := g.facts
+	f.csiDriver = get(ctx, f, "driver", Request{Kind: "CSIDriver", Name: f.driver}, g.Kubernetes.StorageV1().CSIDrivers().Get)
+	f.csiNodes = list[*storagev1.CSINode](ctx, g.facts, "driver", "CSINodes", g.Kubernetes.StorageV1().CSINodes().List)
 	for _, role := range roles {
 		g.lease(ctx, role, g.facts.driver)
 	}
-}
-
-func (g *gatherer) csiDriver(ctx context.Context) {
-	f := g.facts
-	f.csiDriver = get(ctx, f, "driver", Request{Kind: "CSIDriver", Name: f.driver}, g.Kubernetes.StorageV1().CSIDrivers().Get)
 }
 
 // lease reads the Leases of a role in all namespaces, because the namespace of the driver is unknown.
@@ -374,9 +337,9 @@ func (g *gatherer) source(ctx context.Context, claim *corev1.PersistentVolumeCla
 func (g *gatherer) events(ctx context.Context, namespace, uid string) {
 	r := g.request
 	selector := fields.Set{"involvedObject.kind": r.Kind, "involvedObject.name": r.Name}.String()
-	all := list[*corev1.Event](ctx, g.facts, topicEvents, fmt.Sprintf("Events in namespace %q", namespace),
+	all := list[*corev1.Event](ctx, g.facts, topicEvents, fmt.Sprintf("Events about %v in namespace %q", r, namespace),
 		selecting(g.Kubernetes.CoreV1().Events(namespace).List, selector))
-	all.value = slices.DeleteFunc(all.value, func(e *corev1.Event) bool {
+	all.value = slices.DeleteFunc(slices.Clone(all.value), func(e *corev1.Event) bool {
 		about := string(e.InvolvedObject.UID)
 		return about != uid && about != "" && !(r.Kind == KindNode && about == r.Name)
 	})

@@ -4,17 +4,81 @@
 package explain
 
 import (
+	"context"
 	"fmt"
 	"slices"
-	"time"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
+
+func (g *gatherer) gatherNode(ctx context.Context) error {
+	f := g.facts
+	name, uid := g.request.Name, g.request.Name // the kubelet writes the name of its node as UID
+	node, err := g.Kubernetes.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		f.node, uid = found(node), string(node.UID)
+	case apierrors.IsNotFound(err) && !isUnserved(err):
+		f.node = result[*corev1.Node]{missing: true}
+	default:
+		return g.request.wrap(err)
+	}
+	f.csiNode = g.csiNode(ctx, name)
+	g.listNodes(ctx)
+	f.volumes = list[*corev1.PersistentVolume](ctx, f, "volume", "PersistentVolumes", g.Kubernetes.CoreV1().PersistentVolumes().List)
+	g.attachments(ctx, func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName == name })
+	if f.node.missing || f.node.value.DeletionTimestamp != nil {
+		g.lostNodes(ctx)
+	}
+	// A deleted node is explained as long as another object names it.
+	isNamed := f.csiNode.found || len(f.attachments.value) > 0 || len(f.volumesOfNode(name)) > 0 ||
+		slices.ContainsFunc(f.lost, func(n lostNode) bool { return n.Node == name || n.Value == name })
+	if f.node.missing && !isNamed {
+		return nodeNotFound(f, g.request, err)
+	}
+	drivers := f.driversOfNode(name)
+	if len(drivers) == 1 {
+		f.driver = drivers[0]
+	}
+	for _, d := range drivers {
+		g.lease(ctx, roleNodecontroller, d)
+	}
+	g.events(ctx, metav1.NamespaceDefault, uid)
+	return nil
+}
+
+// nodeNotFound returns the error of a node that does not exist, and that no object names as far as it was read. The volumes of
+// a deleted node may name only its zone.
+func nodeNotFound(f *facts, request Request, err error) error {
+	var failures, stranded []string
+	for _, finding := range f.unread {
+		failures = append(failures, finding.Sentence)
+	}
+	if failures != nil {
+		return fmt.Errorf("%v: not found, and objects that refer to it may exist: %s Retry, or ask the cluster administrator for "+
+			"permission",
+			request, strings.Join(failures, " "))
+	}
+	for _, pv := range f.volumes.value {
+		if requiredAffinity(pv) != nil && len(f.nodesOf(pv)) == 0 {
+			stranded = append(stranded, pv.Name)
+		}
+	}
+	err = request.wrap(err)
+	if stranded == nil {
+		return fmt.Errorf("%w: no object names it", err)
+	}
+	return fmt.Errorf("%w: no object names it. If the node was deleted, it may be that of a volume whose node affinity no node "+
+		"matches (%s): run `storage-controller explain pv %s`", err, kube.ShortList(stranded, 5), stranded[0])
+}
 
 // explainNode explains the Node name, which may be deleted as long as other objects reference it.
 func explainNode(f *facts, name string) Report {
@@ -28,6 +92,10 @@ func explainNode(f *facts, name string) Report {
 	explainPresence(e, name)
 	for _, d := range drivers {
 		explainDriverOnNode(e, name, d)
+	}
+	if e.node.found && (e.csiNode.missing || e.csiNode.found && len(e.csiNode.value.Spec.Drivers) == 0) {
+		e.add(Unknown, "driver", "No CSI driver is registered on the node.").
+			next("If volumes of a driver are needed there, check that its node plugin runs on the node.")
 	}
 	finalizers := finalizersOf(KindNode, node.Finalizers, drivers...)
 	if node.DeletionTimestamp != nil {
@@ -61,8 +129,11 @@ func explainPresence(e *explanation, name string) {
 		case c.Status == corev1.ConditionTrue:
 			e.add(Fine, "node", "The node is Ready.")
 		default:
-			e.add(Failing, "node", "The node has not been Ready for %s: %s", e.age(c.LastTransitionTime.Time), sentence(c.Message)).
-				next("Bring the node back, or delete it if it does not return. While the Node exists, the nodecontroller only reports.")
+			finding := e.add(Failing, "node", "The node has not been Ready for %s: %s", e.age(c.LastTransitionTime.Time),
+				sentence(c.Message))
+			if e.node.value.DeletionTimestamp == nil {
+				finding.next("Bring the node back, or delete it if it does not return: until then, the nodecontroller only reports.")
+			}
 		}
 	}
 	for _, t := range e.node.value.Spec.Taints {
@@ -159,8 +230,8 @@ const maxErrors = 10
 // explainAttachmentErrors reports the different errors of the attachments of a node. It returns the number of
 // attachments with an error.
 func explainAttachmentErrors(e *explanation) int {
-	type failure struct{ operation, message string }
-	attachments, last, order := map[failure][]string{}, map[failure]time.Time{}, []failure{}
+	type key struct{ operation, message string }
+	attachments, newest, order := map[key][]string{}, map[key]failure{}, []key{}
 	failed := 0
 	for _, va := range e.attachments.value {
 		err := lastFailure(va)
@@ -168,25 +239,24 @@ func explainAttachmentErrors(e *explanation) int {
 			continue
 		}
 		failed++
-		f := failure{operation(va, "detached", "attached"), sentence(err.Message)}
-		if attachments[f] == nil {
-			order = append(order, f)
+		k := key{operation(va, "detached", "attached"), sentence(err.Message)}
+		if attachments[k] == nil {
+			order = append(order, k)
 		}
-		attachments[f] = append(attachments[f], va.Name)
-		if err.Time.After(last[f]) {
-			last[f] = err.Time.Time
+		attachments[k] = append(attachments[k], va.Name)
+		if err.Time.After(newest[k].at) || newest[k].text == "" {
+			newest[k] = failureOfStatus(err)
 		}
 	}
 	others := failed
-	for _, f := range order[:min(len(order), maxErrors)] {
-		names := attachments[f]
+	for _, k := range order[:min(len(order), maxErrors)] {
+		names := attachments[k]
 		others -= len(names)
 		more := ""
 		if len(names) > 1 {
 			more = fmt.Sprintf(" and %d more", len(names)-1)
 		}
-		e.add(Failing, "attachment",
-			"VolumeAttachment %s%s cannot be %s (%s ago): %s", names[0], more, f.operation, e.age(last[f]), f.message).
+		e.failed("attachment", newest[k], "VolumeAttachment %s%s cannot be %s, last attempt", names[0], more, k.operation).
 			next("Retries automatically. Run `storage-controller explain va %s`.", names[0])
 	}
 	if others > 0 {

@@ -29,8 +29,12 @@ func found[T any](value T) result[T] { return result[T]{value: value, found: tru
 // requestTimeout bounds one read, so that one read that hangs does not block the report.
 const requestTimeout = 15 * time.Second
 
-// read calls request. A failure becomes a finding about topic; what names the request, such as `get Node "n1"`.
-func read[T any](ctx context.Context, f *facts, topic, what string, request func(context.Context) (T, error)) result[T] {
+// read calls request, once for each what, which names the request, such as `get Node "n1"`. A failure becomes a finding about topic.
+func read[T any](ctx context.Context, f *facts, topic, what string, request func(context.Context) (T, error)) (r result[T]) {
+	if known, ok := f.reads[what].(result[T]); ok {
+		return known
+	}
+	defer func() { f.reads[what] = r }()
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	value, err := request(ctx)

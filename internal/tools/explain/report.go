@@ -4,6 +4,7 @@
 package explain
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -33,6 +34,8 @@ type Finding struct {
 	Topic    string   `json:"topic"` // a word, such as class or node
 	Sentence string   `json:"sentence"`
 	Next     string   `json:"next,omitempty"` // an imperative for the reader, or what a component does next
+	// Object is the claim that the finding is about, in the report of a pod; "" is the object of the report.
+	Object string `json:"object,omitempty"`
 }
 
 // next sets the next step of f.
@@ -91,7 +94,12 @@ func (r Report) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "Driver: %s\n", r.Driver)
 	}
 	b.WriteString("\nWhy:\n")
+	object := ""
 	for _, f := range r.Findings {
+		if f.Object != object {
+			object = f.Object
+			fmt.Fprintf(&b, "  %s:\n", cmp.Or(object, r.Kind+" "+name))
+		}
 		fmt.Fprintf(&b, "  %-8s %-10s %s\n", f.Severity, f.Topic, f.Sentence)
 	}
 	b.WriteString("\nFinalizers:\n")

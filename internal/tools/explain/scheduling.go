@@ -5,6 +5,7 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,8 +26,11 @@ func explainScheduling(e *explanation) {
 		explainFirstConsumer(e)
 	case selected == "":
 	case e.node.missing:
-		e.add(Failing, "node", "Selected node %q not found.", selected).
-			next("The provisioner removes the selected node from the claim on its next attempt; the scheduler selects another one.")
+		finding := e.add(Failing, "node", "Selected node %q not found.", selected)
+		if slices.Contains(e.claim.value.Finalizers, kube.ProvisioningFinalizer) {
+			return // see explainIndeterminate
+		}
+		finding.next("The provisioner removes the selected node from the claim on its next attempt; the scheduler selects another one.")
 	case e.node.found:
 		e.add(Fine, "node", "The scheduler selected node %q.", selected)
 		explainRegistration(e, e.driver)
@@ -39,22 +43,48 @@ func explainScheduling(e *explanation) {
 // explainFirstConsumer reports why no node is selected yet.
 func explainFirstConsumer(e *explanation) {
 	using := e.podsUsing()
-	for _, p := range using {
-		if message := unschedulable(p); message != "" {
-			e.add(Failing, "node", "Pod %q, which uses the claim, is unschedulable: %s", p.Name, sentence(message)).
-				next("The scheduler retries automatically. Add capacity, or change the scheduling constraints of pod %q.", p.Name)
-			return
-		}
-	}
 	switch {
 	case !e.pods.found:
 		e.add(Waiting, "node", "No node is selected yet.").next("The scheduler selects a node for the first pod that uses the claim.")
+		return
 	case len(using) == 0:
 		e.add(Waiting, "node", "No pod uses the claim.").next("Create a pod that uses the claim.")
-	default:
-		e.add(Waiting, "node", "No node is selected yet; the claim is used by %s.", podNames(using)).
-			next("The scheduler selects a node for pod %q.", using[0].Name)
+		return
 	}
+	if direct := slices.IndexFunc(using, func(p *corev1.Pod) bool { return p.Spec.NodeName != "" }); direct >= 0 {
+		p := using[direct]
+		e.add(Blocked, "node", "No node is selected, because pod %q was created with spec.nodeName, or was bound by another scheduler.",
+			p.Name).
+			next("Recreate pod %q without spec.nodeName, for example with a nodeSelector; or set annotation %s of the claim to %q.", p.Name,
+				storagehelpers.AnnSelectedNode, p.Spec.NodeName)
+		return
+	}
+	for _, p := range using {
+		if explainUnscheduled(e, p) {
+			return
+		}
+	}
+	e.add(Waiting, "node", "No node is selected yet; the claim is used by %s.", podNames(using)).
+		next("The scheduler selects a node for pod %q.", using[0].Name)
+}
+
+// explainUnscheduled reports why a pod is not scheduled, if the scheduler has recorded that.
+func explainUnscheduled(e *explanation, p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		switch {
+		case c.Type != corev1.PodScheduled || c.Status != corev1.ConditionFalse:
+		case c.Reason == corev1.PodReasonSchedulingGated:
+			e.add(Waiting, "node", "Pod %q has scheduling gates.", p.Name).
+				next("The controllers of the scheduling gates remove them: `kubectl -n %s get pod %s -o yaml`.", p.Namespace, p.Name)
+			return true
+		default:
+			e.add(Failing, "node", "Pod %q is unschedulable: %s", p.Name, sentence(c.Message)).
+				next("The scheduler retries automatically. Fix what its message names, or change the scheduling constraints of pod %q.",
+					p.Name)
+			return true
+		}
+	}
+	return false
 }
 
 func podNames(pods []*corev1.Pod) string {
@@ -68,16 +98,6 @@ func podNames(pods []*corev1.Pod) string {
 	return "pods " + kube.ShortList(names, 5)
 }
 
-// unschedulable returns the message of the scheduler if p is unschedulable.
-func unschedulable(p *corev1.Pod) string {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			return c.Message
-		}
-	}
-	return ""
-}
-
 // explainRegistration reports whether driver is registered on the node, and whether the node has its topology labels.
 func explainRegistration(e *explanation, driver string) {
 	node := e.node.value
@@ -87,7 +107,7 @@ func explainRegistration(e *explanation, driver string) {
 		return
 	case entry == nil:
 		e.add(Failing, "node", "Driver %s is not registered on node %q (no entry in CSINode).", driver, node.Name).
-			next("Retries automatically. Check why the node plugin of driver %s does not run on node %q.", driver, node.Name)
+			next("Retries automatically. Check that the node plugin of driver %s runs and registers on node %q.", driver, node.Name)
 		return
 	}
 	segment, missing := topology.OfNode(node.Labels, entry.TopologyKeys)
@@ -111,7 +131,7 @@ func explainCapacity(e *explanation) {
 	case n == 0:
 		e.add(Failing, "capacity",
 			"No CSIStorageCapacity of StorageClass %q %s: the scheduler assumes no capacity.", e.class.value.Name, where).
-			next("Verify that the capacity role runs for driver %s.", e.driver)
+			next("Verify that the capacity role runs for driver %s. A topology segment without capacity may have no object.", e.driver)
 	case available.Cmp(requested) < 0:
 		e.add(Failing, "capacity",
 			"Insufficient capacity %s: the claim requests %s, the available capacity for one volume is %s (CSIStorageCapacity "+

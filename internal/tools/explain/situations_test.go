@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,7 +48,7 @@ var situations = map[string]struct {
 		},
 		[]string{
 			`StorageClass "SCENE-class" does not provision volumes (provisioner kubernetes.io/no-provisioner).`,
-			`Next: Create a PersistentVolume of StorageClass "SCENE-class" that matches the claim.`,
+			`Next: Create a PersistentVolume of StorageClass "SCENE-class" that matches the claim, unless there is one.`,
 		},
 	},
 	"bound to a volume that is not of CSI": {
@@ -95,7 +96,7 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{`failing  node       Driver DRIVER is not registered on node "SCENE-node" (no entry in CSINode).`,
-			`Check why the node plugin of driver DRIVER does not run on node "SCENE-node".`,
+			`Check that the node plugin of driver DRIVER runs and registers on node "SCENE-node".`,
 		},
 	},
 	"the selected node lacks its topology label": {
@@ -176,13 +177,15 @@ var situations = map[string]struct {
 			s.lease(strings.ReplaceAll(s.driver, ".", "-"), "old-pod", "csi-provisioner", time.Second)
 			c := s.claim(s.class(nil), nil)
 			s.event(s.ns, aboutClaim(c), "Normal", "Provisioning", "is provisioning", 1, 30*time.Minute)
-			s.event(s.ns, aboutClaim(c), "Warning", "ProvisioningFailed", "rpc error: no space", 4, 20*time.Minute)
+			s.event(s.ns, aboutClaim(c), "Warning", "ProvisioningFailed", "rpc error: code = ResourceExhausted desc = no space", 4,
+				20*time.Minute)
 			return KindClaim, "data"
 		},
 		[]string{
 			`fine     driver     The provisioner of driver DRIVER is "old-pod" (sidecar csi-provisioner), which holds Lease SCENE/`,
-			"failing  error      Last error 20m ago (4 times): rpc error: no space.",
-			"Next: Retries automatically. Fix the error shown above;", "x4  Warning ProvisioningFailed: rpc error: no space\n  30m ago",
+			"failing  error      Last error (4 times) 20m ago: rpc error: code = ResourceExhausted desc = no space.",
+			"Next: Retries automatically. Fix the error shown above;",
+			"x4  Warning ProvisioningFailed: rpc error: code = ResourceExhausted desc = no space\n  30m ago",
 		},
 	},
 	"our own process holds the Lease": {
@@ -215,8 +218,8 @@ var situations = map[string]struct {
 			s.claim(s.class(nil), nil)
 			return KindClaim, "data"
 		},
-		[]string{`of "dead-pod" has expired (last renewed 3h ago): no provisioner is active for driver DRIVER.`,
-			"Next: Check why the provisioner of driver DRIVER does not run: `kubectl -n SCENE get pods`."},
+		[]string{`of "dead-pod" has expired (last renewed 3h ago): no provisioner of driver DRIVER is active with it.`,
+			"Next: Check that the provisioner of driver DRIVER runs: `kubectl -n SCENE get pods`."},
 	},
 	"CreateVolume is indeterminate": {
 		func(s *scene) (string, string) {
@@ -226,7 +229,7 @@ var situations = map[string]struct {
 			})
 			return KindClaim, "data"
 		},
-		[]string{"CreateVolume is indeterminate: driver DRIVER has not returned a final response, so a volume may exist",
+		[]string{"CreateVolume is indeterminate: no final response of driver DRIVER is recorded, so a volume may exist",
 			"storage-controller.io/provisioning\n    removed by: the provisioner of storage-controller after CreateVolume " +
 				"returned a final response",
 			"Next: The provisioner repeats CreateVolume with the same arguments. Verify that driver DRIVER and its provisioner " +
@@ -273,7 +276,7 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`blocked  volume     PersistentVolume "SCENE-lost" of the claim was deleted; the claim stays Lost.`,
+			`blocked  volume     PersistentVolume "SCENE-lost" of the claim was deleted; the claim is Lost.`,
 			"Next: Recreate the claim and restore its data from a backup.",
 		},
 	},
@@ -307,7 +310,7 @@ var situations = map[string]struct {
 			return KindVolume, name
 		},
 		[]string{
-			"failing  error      Last error 20m ago (2 times): volume is busy.",
+			"failing  error      Last error (2 times) 20m ago: volume is busy.",
 			"example.org/backup\n    removed by: unknown (owner of example.org; not a finalizer of Kubernetes or this driver)\n",
 			"external-provisioner.volume.kubernetes.io/finalizer\n    removed by: the provisioner of the driver after " +
 				"DeleteVolume succeeded",
@@ -340,16 +343,183 @@ var situations = map[string]struct {
 			"`storage-controller nodecontroller approve --driver-name=DRIVER --namespace=SCENE n7 --yes`",
 			"No node matches the node affinity of the volume: DRIVER/host in (SCENE-gone)."},
 	},
+	"a bound claim whose only node was deleted": {
+		func(s *scene) (string, string) {
+			c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
+			s.phase(c, corev1.ClaimBound)
+			s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) { boundTo(c)(pv); s.onHost(pv, s.ns+"-gone") })
+			s.pod("")
+			return KindClaim, "data"
+		},
+		[]string{
+			`waiting  pod        Pod "app", which uses the claim, has not started.`,
+			"blocked  node       No node matches the node affinity of the volume: DRIVER/host in (SCENE-gone). Its node was deleted, or " +
+				"lacks the label.",
+			"Next: Bring the node back, or label it; or delete the claim if its data is lost.",
+		},
+	},
+	"a pod whose volume lost its node": {
+		func(s *scene) (string, string) {
+			c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
+			s.phase(c, corev1.ClaimBound)
+			s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) { boundTo(c)(pv); s.onHost(pv, s.ns+"-gone") })
+			s.pod("")
+			return KindPod, "app"
+		},
+		[]string{
+			"The pod is Pending, created", "waiting  node       The pod is not scheduled.",
+			"  PersistentVolumeClaim SCENE/data:\n", "blocked  node       No node matches the node affinity of the volume",
+			"Next: Bring the node back, or label it;",
+		},
+	},
+	"a pod without its claim": {
+		func(s *scene) (string, string) { s.pod(""); return KindPod, "app" },
+		[]string{"blocked  claim      PersistentVolumeClaim SCENE/data not found.", "Next: Create claim data."},
+	},
+	"a pod whose volume cannot be attached": {
+		func(s *scene) (string, string) {
+			c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
+			s.phase(c, corev1.ClaimBound)
+			n := s.node(nil)
+			pv := s.volume(corev1.VolumeBound, boundTo(c))
+			s.attachment(pv, n, storagev1.VolumeAttachmentStatus{AttachError: failed("too many volumes", 20*time.Minute)})
+			s.pod(n)
+			return KindPod, "app"
+		},
+		[]string{
+			`The pod is Pending on node "SCENE-node"`,
+			`failing  attachment Attaching to node "SCENE-node" (VolumeAttachment SCENE-va) failed 20m ago: too many volumes.`,
+			"Next: Retries automatically. Run `storage-controller explain va SCENE-va`.",
+		},
+	},
+	"a pod whose volume is not attached": {
+		func(s *scene) (string, string) {
+			c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
+			s.phase(c, corev1.ClaimBound)
+			s.volume(corev1.VolumeBound, boundTo(c))
+			s.pod(s.node(nil))
+			return KindPod, "app"
+		},
+		[]string{`waiting  attachment No VolumeAttachment of PersistentVolume "SCENE-pv" for node "SCENE-node".`,
+			"Next: kube-controller-manager creates it"},
+	},
+	"a pod whose claim is not provisioned": {
+		func(s *scene) (string, string) { s.claim(s.class(late), nil); s.pod(""); return KindPod, "app" },
+		[]string{"waiting  node       No node is selected yet; the claim is used by pod app.", "waiting  claim      The claim is Pending"},
+	},
+	"our permission is missing": {
+		func(s *scene) (string, string) {
+			c := s.claim(s.class(nil), nil)
+			s.event(s.ns, aboutClaim(c), "Warning", "ProvisioningFailed", `failed to provision volume with StorageClass "x": failed to get `+
+				`secret: secrets "s" is forbidden: User "system:serviceaccount:a:b" cannot get resource "secrets"`, 4, time.Minute)
+			return KindClaim, "data"
+		},
+		[]string{"Next: Retries automatically. Grant the permission that the error names: `storage-controller doctor --print-rbac` prints " +
+			"the missing ones."},
+	},
+	"the driver does not answer": {
+		func(s *scene) (string, string) {
+			c := s.claim(s.class(nil), nil)
+			s.event(s.ns, aboutClaim(c), "Warning", "ProvisioningFailed", "rpc error: code = Unavailable desc = connection refused", 4,
+				time.Minute)
+			return KindClaim, "data"
+		},
+		[]string{"Next: Retries automatically. Check that the driver runs and responds;"},
+	},
+	"an event about a node that is not selected any more": {
+		func(s *scene) (string, string) {
+			c := s.claim(s.class(late), nil)
+			s.event(s.ns, aboutClaim(c), "Warning", "ProvisioningFailed", `node "n1" not found`, 1, 20*time.Minute)
+			return KindClaim, "data"
+		},
+		[]string{`waiting  error      Last error (1 time) 20m ago: node "n1" not found. The claim has changed since`,
+			"Next: Create a pod that uses the claim."},
+	},
+	"an event about a recorded request without a node": {
+		func(s *scene) (string, string) {
+			c := s.claim(s.class(late), func(c *corev1.PersistentVolumeClaim) {
+				c.Finalizers = []string{"storage-controller.io/provisioning"}
+				c.Annotations["storage-controller.io/provisioning-request"] = fmt.Sprintf(`{"driver":%q}`, s.driver)
+			})
+			s.event(s.ns, aboutClaim(c), "Warning", "ProvisioningFailed", "CreateVolume is indeterminate and cannot be retried", 1,
+				20*time.Minute)
+			return KindClaim, "data"
+		},
+		[]string{"failing  error      Last error (1 time) 20m ago: CreateVolume is indeterminate and cannot be retried."},
+	},
+	"an event before another node was selected": {
+		func(s *scene) (string, string) {
+			n := s.node(nil)
+			c := s.claim(s.class(late), selected(n))
+			s.event(s.ns, aboutClaim(c), "Warning", "ProvisioningFailed", `node "n1" not found`, 1, 20*time.Minute)
+			return KindClaim, "data"
+		},
+		[]string{`waiting  error      Last error (1 time) 20m ago: node "n1" not found. The claim has changed since`,
+			`Next: Verify that the provisioner runs for driver DRIVER`},
+	},
+	"a pod that no scheduler sees": {
+		func(s *scene) (string, string) {
+			s.claim(s.class(late), nil)
+			s.pod(s.ns + "-n")
+			return KindClaim, "data"
+		},
+		[]string{`blocked  node       No node is selected, because pod "app" was created with spec.nodeName`},
+	},
+	"a detach without any record": {
+		func(s *scene) (string, string) {
+			name := s.attachment(s.ns+"-gone", s.ns+"-gone", storagev1.VolumeAttachmentStatus{Attached: true}, attacher.Finalizer(s.driver))
+			if err := s.client.StorageV1().VolumeAttachments().Delete(ctxOf(s), name, metav1.DeleteOptions{}); err != nil {
+				s.t.Fatal(err)
+			}
+			return KindAttachment, name
+		},
+		[]string{
+			`blocked  attachment PersistentVolume "SCENE-gone" does not have the volume handle any more, and the attachment has not recorded it.`,
+			`blocked  attachment CSINode "SCENE-gone" does not have the node ID any more, and the attachment has not recorded it.`,
+		},
+	},
 	"an attachment that fails": {
 		func(s *scene) (string, string) {
 			pv := s.volume(corev1.VolumeBound, nil)
 			return KindAttachment, s.attachment(pv, s.node(nil),
-				storagev1.VolumeAttachmentStatus{AttachError: failed("no such LUN", 20*time.Minute)}, attacher.Finalizer(s.driver))
+				storagev1.VolumeAttachmentStatus{AttachError: failed("rpc error: code = Internal desc = no such LUN", 20*time.Minute)},
+				attacher.Finalizer(s.driver))
 		},
 		[]string{
-			"failing  attachment ControllerPublishVolume failed 20m ago: no such LUN.",
+			"failing  attachment ControllerPublishVolume failed 20m ago: rpc error: code = Internal desc = no such LUN.",
 			"Next: Retries automatically. Fix the error shown above;",
 			"removed by: the attacher of driver DRIVER after ControllerUnpublishVolume succeeded",
+		},
+	},
+	"an attachment that never reached the driver": {
+		func(s *scene) (string, string) {
+			return KindAttachment, s.attachment(s.volume(corev1.VolumeBound, nil), s.node(nil),
+				storagev1.VolumeAttachmentStatus{AttachError: failed("CSINode n does not contain driver d", 20*time.Minute)})
+		},
+		[]string{
+			"failing  attachment Attaching the volume failed 20m ago: CSINode n does not contain driver d.",
+			"Next: Retries automatically. Fix the error shown above; the log of the attacher has the details.",
+		},
+	},
+	"an attachment that waits for a detach that failed": {
+		func(s *scene) (string, string) {
+			const message = `volume "v" may still be published to node n: VolumeAttachment "b" is being deleted, and not detached yet ` +
+				"(rpc error: code = Internal desc = busy)"
+			return KindAttachment, s.attachment(s.volume(corev1.VolumeBound, nil), s.node(nil),
+				storagev1.VolumeAttachmentStatus{AttachError: failed(message, 20*time.Minute)})
+		},
+		[]string{"failing  attachment Attaching the volume failed 20m ago: volume \"v\" may still be published to node n:",
+			"the log of the attacher has the details."},
+	},
+	"an attachment without an error": {
+		func(s *scene) (string, string) {
+			return KindAttachment, s.attachment(s.volume(corev1.VolumeBound, nil), s.node(nil), storagev1.VolumeAttachmentStatus{},
+				attacher.Finalizer(s.driver))
+		},
+		[]string{
+			"waiting  attachment The attacher has begun to attach the volume, and recorded no error.",
+			"Next: The attacher calls ControllerPublishVolume. If this lasts, it may be unable to write the status: " +
+				"`storage-controller doctor` checks its permissions.",
 		},
 	},
 	"an attachment to a deleted node": {
@@ -359,7 +529,7 @@ var situations = map[string]struct {
 		},
 		[]string{
 			`failing  node       Node "SCENE-gone" not found.`,
-			"Next: kube-controller-manager deletes the attachment within 6 minutes",
+			"Next: kube-controller-manager deletes the attachment after the pods of the node",
 		},
 	},
 	"an attachment without its volume": {
@@ -371,14 +541,15 @@ var situations = map[string]struct {
 	"an attachment that cannot be detached": {
 		func(s *scene) (string, string) {
 			name := s.attachment(s.volume(corev1.VolumeBound, nil), s.node(nil),
-				storagev1.VolumeAttachmentStatus{Attached: true, DetachError: failed("in use", 20*time.Minute)},
+				storagev1.VolumeAttachmentStatus{Attached: true, DetachError: failed("rpc error: code = Internal desc = in use",
+					20*time.Minute)},
 				attacher.Finalizer(s.driver))
 			if err := s.client.StorageV1().VolumeAttachments().Delete(ctxOf(s), name, metav1.DeleteOptions{}); err != nil {
 				s.t.Fatal(err)
 			}
 			return KindAttachment, name
 		},
-		[]string{"failing  attachment ControllerUnpublishVolume failed 20m ago: in use.",
+		[]string{"failing  attachment ControllerUnpublishVolume failed 20m ago: rpc error: code = Internal desc = in use.",
 			"Next: Retries automatically. Fix the error shown above;"},
 	},
 	"a node with a driver that lacks its label": {
@@ -466,13 +637,67 @@ func TestWithoutPermissions(t *testing.T) {
 		`unknown  driver     Cannot get CSIDriver "DRIVER": permission denied.`,
 		`unknown  driver     Cannot list CSINodes: permission denied.`,
 		`unknown  driver     Cannot list Leases named`,
-		"Events, newest first:\n  Cannot list Events in namespace \"SCENE\": permission denied.\n",
+		"Events, newest first:\n  Cannot list Events about PersistentVolumeClaim SCENE/data in namespace \"SCENE\": permission denied.\n",
 		"Next: As far as known: The provisioner of driver DRIVER calls CreateVolume",
 	)
 	_, err = Explain(t.Context(), clientsOf(t, user), Request{Kind: KindVolume, Name: "x"})
 	if err == nil || !strings.Contains(err.Error(), `PersistentVolume "x": permission denied: `) ||
 		!strings.Contains(err.Error(), `Ask the cluster administrator`) {
 		t.Errorf("the object itself: %v", err)
+	}
+}
+
+// TestReadsOfAPod: nothing is read twice for the claims of a pod, and no other pods.
+func TestReadsOfAPod(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	class := s.class(nil)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "app"}, Spec: corev1.PodSpec{
+		Containers: []corev1.Container{{Name: "c", Image: "app:dev"}}}}
+	for i := range 3 {
+		name := fmt.Sprint("data-", i)
+		c := s.claim(class, func(c *corev1.PersistentVolumeClaim) { c.Name, c.Spec.VolumeName = name, s.ns+name })
+		s.phase(c, corev1.ClaimBound)
+		s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) { boundTo(c)(pv); s.onHost(pv, "none"); pv.Name = s.ns + name })
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}})
+	}
+	made, err := s.client.CoreV1().Pods(s.ns).Create(t.Context(), pod, metav1.CreateOptions{})
+	must(s, made, err)
+	reads := map[string]int{}
+	counted := rest.CopyConfig(s.cp.Config())
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			reads[r.URL.String()]++
+			if strings.HasSuffix(r.URL.Path, "/pods") {
+				t.Errorf("lists pods: %s", r.URL)
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	s.says(s.text(counted, Request{Kind: KindPod, Namespace: s.ns, Name: "app"}), "PersistentVolumeClaim SCENE/data-2:")
+	for url, n := range reads {
+		if n > 1 {
+			t.Errorf("%d reads of %s", n, url)
+		}
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// TestNodeOfAZone: a deleted node may be named by nothing, because its volumes name only the zone.
+func TestNodeOfAZone(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	pv := s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) { s.onHost(pv, "zone-of-"+s.ns) })
+	f := &facts{reads: map[string]any{}}
+	g := gatherer{Clients: clientsOf(t, s.cp.Config()), request: Request{Kind: KindNode, Name: s.ns + "-gone"}, facts: f}
+	err := g.gatherNode(t.Context())
+	if !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "If the node was deleted, it may be that of a volume") ||
+		!slices.ContainsFunc(f.volumes.value, func(v *corev1.PersistentVolume) bool { return v.Name == pv }) {
+		t.Errorf("got %v", err)
 	}
 }
 

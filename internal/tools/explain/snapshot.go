@@ -22,7 +22,13 @@ const (
 	kindContent       = "VolumeSnapshotContent"
 	kindSnapshotClass = "VolumeSnapshotClass"
 
-	snapshotController = "Verify that the snapshot-controller of the cluster runs: `kubectl get pods -A`."
+	// reasonDeletePending is the reason of events that name what a deletion waits for.
+	reasonDeletePending = "SnapshotDeletePending"
+
+	componentSnapshotController = "snapshot-controller"
+
+	// ifNot is the next step if the snapshot-controller does nothing and records no error.
+	ifNot = "If this lasts, verify that it runs: `kubectl get pods -A`."
 )
 
 // snapshotFact is a VolumeSnapshot and the objects around it.
@@ -30,7 +36,7 @@ type snapshotFact struct {
 	snapshot result[*snapshotv1.VolumeSnapshot]
 	content  result[*snapshotv1.VolumeSnapshotContent]
 	class    result[*snapshotv1.VolumeSnapshotClass]
-	errors   []*corev1.Event // warnings about the content, newest first
+	events   []*corev1.Event // about the content, newest first
 }
 
 func (g *gatherer) gatherSnapshot(ctx context.Context) error {
@@ -79,16 +85,16 @@ func contentOf(s *snapshotv1.VolumeSnapshot) string {
 	return name
 }
 
-// contentEvents reads the warnings of the snapshotter, which are about the content.
+// contentEvents reads the events of the snapshotter, which are about the content.
 func (g *gatherer) contentEvents(ctx context.Context) {
 	s := g.facts.snapshot
 	if !s.content.found {
 		return
 	}
 	content := s.content.value
-	about := gatherer{Clients: g.Clients, request: Request{Kind: kindContent, Name: content.Name}, facts: &facts{}}
+	about := gatherer{Clients: g.Clients, request: Request{Kind: kindContent, Name: content.Name}, facts: &facts{reads: g.facts.reads}}
 	about.events(ctx, metav1.NamespaceDefault, string(content.UID))
-	s.errors = slices.DeleteFunc(about.facts.newestFirst(), func(e *corev1.Event) bool { return e.Type != corev1.EventTypeWarning })
+	s.events = about.facts.newestFirst()
 }
 
 func explainVolumeSnapshot(f *facts) Report {
@@ -103,12 +109,15 @@ func explainVolumeSnapshot(f *facts) Report {
 		explainSnapshotClass(e)
 	}
 	explainContent(e)
+	if state == "The snapshot is not ready" || snapshot.DeletionTimestamp != nil {
+		explainSnapshotEvents(e)
+	}
 	explainDriver(e)
 	if e.driver != "" && s.content.found {
 		explainProcess(e, []string{"snapshotter"}, inQueues(s.content.value.Name, "csi-snapshotter-content"),
 			"snapshot-"+string(snapshot.UID))
 	}
-	rest := "The snapshotter of driver " + f.driver + " sets the status of the content."
+	rest := "The snapshotter of the driver sets the status of the content."
 	switch {
 	case snapshot.DeletionTimestamp != nil:
 		rest = finalizersRemoved
@@ -173,13 +182,14 @@ func explainContent(e *explanation) {
 	name := contentOf(snapshot)
 	switch {
 	case name == "":
-		if err := snapshotError(snapshot.Status); err != nil {
-			e.add(Failing, "content", "The snapshot-controller reports: %s", sentence(*err)).next(retries)
+		if status := snapshot.Status; status != nil && status.Error != nil {
+			e.failed("content", failureOfSnapshot(status.Error, componentSnapshotController), "Last error of the snapshot")
 			return
 		}
-		e.add(Waiting, "content", "The snapshot has no VolumeSnapshotContent yet.").next(snapshotController)
+		e.add(Waiting, "content", "The snapshot has no VolumeSnapshotContent yet.").next("The snapshot-controller creates it. %s", ifNot)
 	case s.content.missing && snapshot.DeletionTimestamp != nil:
-		e.add(Waiting, "content", "VolumeSnapshotContent %q was deleted.", name).next(snapshotController)
+		e.add(Waiting, "content", "VolumeSnapshotContent %q was deleted.", name).
+			next("The snapshot-controller removes its finalizers from the snapshot. %s", ifNot)
 	case s.content.missing:
 		e.add(Blocked, "content", "VolumeSnapshotContent %q not found.",
 			name).next("Recreate the snapshot, or restore its VolumeSnapshotContent.")
@@ -195,12 +205,29 @@ func explainContent(e *explanation) {
 	}
 }
 
-// snapshotError returns the message of the error in a status; nil for none.
-func snapshotError(status *snapshotv1.VolumeSnapshotStatus) *string {
-	if status == nil || status.Error == nil {
-		return nil
+// failureOfSnapshot returns the error in the status of a snapshot or its content, which by wrote.
+func failureOfSnapshot(err *snapshotv1.VolumeSnapshotError, by string) failure {
+	return failure{text: ptr.Deref(err.Message, ""), at: ptr.Deref(err.Time, metav1.Time{}).Time, by: by}
+}
+
+// explainSnapshotEvents reports the newest event about the snapshot and about its content that names an obstacle.
+func explainSnapshotEvents(e *explanation) {
+	deleted := e.snapshot.snapshot.value.DeletionTimestamp
+	explain := func(events []*corev1.Event, object, by string) {
+		i := slices.IndexFunc(events, func(event *corev1.Event) bool {
+			return event.Type != corev1.EventTypeNormal || event.Reason == reasonDeletePending
+		})
+		if i < 0 || deleted != nil && lastSeen(events[i]).Time.Before(deleted.Time) {
+			return
+		}
+		event := events[i]
+		finding := e.failed("content", failureOfEvent(event, by), "Last event about %s (%s)", object, event.Reason)
+		if event.Type == corev1.EventTypeNormal {
+			finding.Severity, finding.Next = Waiting, ""
+		}
 	}
-	return status.Error.Message
+	explain(e.newestFirst(), "the snapshot", componentSnapshotController)
+	explain(e.snapshot.events, objectName(kindContent, "", contentOf(e.snapshot.snapshot.value)), roleSnapshotter)
 }
 
 func explainContentStatus(e *explanation) {
@@ -212,27 +239,24 @@ func explainContentStatus(e *explanation) {
 	handle := ptr.Deref(status.SnapshotHandle, "")
 	switch {
 	case status.Error != nil:
-		at := ""
-		if status.Error.Time != nil {
-			at = " " + e.age(status.Error.Time.Time) + " ago"
-		}
-		e.add(Failing, "content", "Last error of VolumeSnapshotContent %q%s: %s", content.Name, at,
-			sentence(ptr.Deref(status.Error.Message, "unknown error"))).next(retries)
+		e.failed("content", failureOfSnapshot(status.Error, roleSnapshotter), "Last error of VolumeSnapshotContent %q", content.Name)
 	case ptr.Deref(status.ReadyToUse, false):
 		e.add(Fine, "content", "VolumeSnapshotContent %q is ready, with snapshot handle %q.", content.Name, handle)
 		if s := e.snapshot.snapshot.value; s.Status == nil || !ptr.Deref(s.Status.ReadyToUse, false) {
-			e.add(Waiting, "content", "The status of the snapshot does not show this yet.").next(snapshotController)
+			e.add(Waiting, "content", "The status of the snapshot does not show this yet.").
+				next("The snapshot-controller updates it. %s", ifNot)
 		}
 	case handle != "":
-		e.add(Waiting, "content", "Driver %s has created snapshot %q and is still processing it.", e.driver, handle).
+		e.add(Waiting, "content", "Driver %s has created snapshot %q, which is not ready to use.", e.driver, handle).
 			next("The snapshotter asks driver %s again until the snapshot is ready to use.", e.driver)
 	case ptr.Deref(content.Spec.Source.SnapshotHandle, "") != "":
-		e.add(Waiting, "content", "VolumeSnapshotContent %q names snapshot %q, which was not checked yet.", content.Name,
+		e.add(Waiting, "content", "VolumeSnapshotContent %q names snapshot %q and has no status yet.", content.Name,
 			*content.Spec.Source.SnapshotHandle).
 			next("The snapshotter of driver %s asks driver %[1]s for the snapshot and sets the status of the content.", e.driver)
 	case isMember(content):
 		e.add(Waiting, "content", "VolumeSnapshotContent %q belongs to a group snapshot and has no status yet.", content.Name).
-			next("The status is that of the group: `kubectl get volumegroupsnapshotcontents`. %s", snapshotController)
+			next("The snapshot-controller sets its status after that of the group: `kubectl get volumegroupsnapshotcontents`. " +
+				"A restored snapshot whose group is not listed gets no status: restore it by its snapshot handle.")
 	default:
 		e.add(Waiting, "content", "VolumeSnapshotContent %q has no snapshot handle yet.", content.Name).
 			next("The snapshotter of driver %s calls CreateSnapshot.", e.driver)
@@ -251,19 +275,17 @@ func explainContentDeletion(e *explanation) {
 			next("Delete the snapshot, if its data is no longer needed.")
 	case !released:
 		e.add(Waiting, "content", "The snapshot-controller has not released VolumeSnapshotContent %q for deletion.", content.Name).
-			next("Wait until claims that restore the snapshot are provisioned. %s", snapshotController)
+			next("The snapshot-controller releases it after claims that restore the snapshot are provisioned. %s", ifNot)
 	case content.DeletionTimestamp == nil:
 		e.add(Waiting, "content", "VolumeSnapshotContent %q (deletionPolicy %s) is not being deleted yet.", content.Name,
-			content.Spec.DeletionPolicy).next(snapshotController)
-	case len(s.errors) > 0:
-		e.add(Failing, "content", "Deleting VolumeSnapshotContent %q failed %s ago: %s", content.Name, e.age(lastSeen(s.errors[0]).Time),
-			sentence(s.errors[0].Message)).next(retries)
+			content.Spec.DeletionPolicy).next("The snapshot-controller deletes it. %s", ifNot)
 	default:
 		finding := e.add(Waiting, "content", "VolumeSnapshotContent %q has been Terminating for %s.", content.Name,
 			e.age(content.DeletionTimestamp.Time))
 		switch {
 		case isMember(content):
-			finding.next("The snapshotter of driver %s removes its finalizer; the snapshot is deleted with its group.", e.driver)
+			finding.next("The snapshotter of driver %s removes its finalizer; the snapshot is deleted with its group, "+
+				"or stays if there is none.", e.driver)
 		case content.Spec.DeletionPolicy != snapshotv1.VolumeSnapshotContentDelete:
 			finding.next("The snapshotter of driver %s removes its finalizer; the driver keeps the snapshot (deletionPolicy %s).", e.driver,
 				content.Spec.DeletionPolicy)

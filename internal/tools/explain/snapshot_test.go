@@ -51,7 +51,7 @@ func TestVolumeSnapshots(t *testing.T) {
 	terminating := func(annotations map[string]string, events ...*corev1.Event) func(*facts, *snapshotFact) {
 		return func(_ *facts, s *snapshotFact) {
 			s.snapshot.value.DeletionTimestamp, s.content.value.DeletionTimestamp = deleted, deleted
-			s.content.value.Annotations, s.errors = annotations, events
+			s.content.value.Annotations, s.events = annotations, events
 		}
 	}
 	released := map[string]string{snapshotter.AnnBeingDeleted: "yes"}
@@ -60,7 +60,7 @@ func TestVolumeSnapshots(t *testing.T) {
 		severity   Severity
 		want, next string
 	}{
-		"new": {unbound, Waiting, "has no VolumeSnapshotContent yet", "snapshot-controller of the cluster runs"},
+		"new": {unbound, Waiting, "has no VolumeSnapshotContent yet", "verify that it runs"},
 		"no claim": {func(f *facts, s *snapshotFact) {
 			unbound(f, s)
 			f.claim = result[*corev1.PersistentVolumeClaim]{missing: true}
@@ -86,6 +86,13 @@ func TestVolumeSnapshots(t *testing.T) {
 		"of a group": {func(_ *facts, s *snapshotFact) {
 			s.content.value.Annotations = map[string]string{snapshotter.AnnGroup: "g"}
 		}, Waiting, "belongs to a group snapshot", "kubectl get volumegroupsnapshotcontents"},
+		"restored, of a group": {func(_ *facts, s *snapshotFact) {
+			s.content.value.Annotations = map[string]string{snapshotter.AnnGroup: "g"}
+			s.events = []*corev1.Event{{Reason: "GroupMissing", Message: "no group g", LastTimestamp: *deleted}}
+		}, Failing, "VolumeSnapshotContent \"content\" (GroupMissing) 60s ago: no group g.", "the log of the snapshotter"},
+		"not released, with a warning": {func(_ *facts, s *snapshotFact) {
+			terminating(nil, &corev1.Event{Reason: "SnapshotDeletePending", Message: "in a group", LastTimestamp: *deleted})(nil, s)
+		}, Failing, "(SnapshotDeletePending) 60s ago: in a group.", "Retries"},
 		"failed": {status(snapshotv1.VolumeSnapshotContentStatus{Error: &snapshotv1.VolumeSnapshotError{Message: ptr.To("full"),
 			Time: deleted}}), Failing, "60s ago: full.", "Retries"},
 		"not ready": {status(snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: ptr.To("h")}), Waiting, `has created snapshot "h"`,
@@ -95,7 +102,7 @@ func TestVolumeSnapshots(t *testing.T) {
 		"deleted content": {func(_ *facts, s *snapshotFact) { s.content.value.DeletionTimestamp = deleted }, Blocked,
 			"but the snapshot exists",
 			"Delete the snapshot"},
-		"not released": {terminating(nil), Waiting, "has not released", "restore the snapshot"},
+		"not released": {terminating(nil), Waiting, "has not released", "restore the snapshot are"},
 		"deleting":     {terminating(released), Waiting, "has been Terminating for 60s", "calls DeleteSnapshot"},
 		"deleting one of a group": {func(f *facts, s *snapshotFact) {
 			terminating(released)(f, s)
@@ -106,7 +113,7 @@ func TestVolumeSnapshots(t *testing.T) {
 			s.content.value.Spec.DeletionPolicy = snapshotv1.VolumeSnapshotContentRetain
 		}, Waiting, "has been Terminating", "the driver keeps the snapshot"},
 		"deletion fails": {terminating(released, &corev1.Event{Message: "in use", LastTimestamp: *deleted}), Failing,
-			`Deleting VolumeSnapshotContent "content" failed 60s ago: in use.`, "Retries"},
+			`VolumeSnapshotContent "content" () 60s ago: in use.`, "Retries"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := snapshotOf(tt.change)

@@ -196,15 +196,12 @@ func explainAttempts(e *explanation, page statusz.Page, of attempts) {
 			if !concerns(k.Key) {
 				continue
 			}
-			when := "now"
+			f := failure{text: k.Error, by: "container", again: " now"}
 			if k.Next.After(page.Now) {
-				when = "in " + duration.HumanDuration(k.Next.Sub(page.Now))
+				f.again = " in " + duration.HumanDuration(k.Next.Sub(page.Now))
 			}
-			e.add(Failing, "process",
-				"%s in a row (%s): %s Next attempt: %s.",
-				count(k.Attempts, "failed attempt"), queueAndStage(queue.Name, k.Stage), sentence(k.Error), when).
-				next(
-					"Retries automatically %s. %s", when, fixError)
+			e.failed("process", f, "%s in a row (%s), next attempt%s", count(k.Attempts, "failed attempt"),
+				queueAndStage(queue.Name, k.Stage), f.again)
 		}
 	}
 }

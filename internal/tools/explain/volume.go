@@ -5,6 +5,7 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
@@ -29,7 +30,9 @@ func explainVolume(f *facts) Report {
 		explainSecrets(e)
 		explainDriver(e)
 		explainVolumeAttempts(e) // before the last event, because it knows the next attempt
-		explainLastError(e, "VolumeFailedDelete", "")
+		if pv.Status.Phase == corev1.VolumeReleased || pv.DeletionTimestamp != nil {
+			explainLastError(e, roleProvisioner, "VolumeFailedDelete", "")
+		}
 	}
 	rest := "kube-controller-manager processes the volume."
 	switch {
@@ -136,11 +139,29 @@ func explainAffinity(e *explanation) {
 	if affinity == nil || !e.nodes.found {
 		return
 	}
-	names := e.nodesMatching(affinity)
-	if len(names) == 0 {
-		e.add(Blocked, "node", "No node matches the node affinity of the volume: %s.", selectorText(affinity)).
-			next("Bring the node back, or delete the claim if its data is lost. See docs/nodecontroller.md for the automatic cleanup.")
-		return
+	var names, ready []string
+	for _, n := range e.nodesMatching(affinity) {
+		names = append(names, n.Name)
+		if isReady(n) {
+			ready = append(ready, n.Name)
+		}
 	}
-	e.add(Fine, "node", "The volume is accessible from %s: %s.", count(len(names), "node"), kube.ShortList(names, 5))
+	switch {
+	case len(names) == 0:
+		e.add(Blocked, "node", "No node matches the node affinity of the volume: %s. Its node was deleted, or lacks the label.",
+			selectorText(affinity)).
+			next("Bring the node back, or label it; or delete the claim if its data is lost. See docs/nodecontroller.md for the " +
+				"automatic cleanup.")
+	case len(ready) == 0:
+		e.add(Failing, "node", "No node from which the volume is accessible is Ready: %s.", kube.ShortList(names, 5)).
+			next("Bring node %q back. Run `storage-controller explain node %[1]s`.", names[0])
+	default:
+		e.add(Fine, "node", "The volume is accessible from %s: %s.", count(len(names), "node"), kube.ShortList(names, 5))
+	}
+}
+
+func isReady(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
 }

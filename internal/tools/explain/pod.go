@@ -1,0 +1,192 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// podClaim is a claim of the pod that is explained, with the facts about it or the error of reading it.
+type podClaim struct {
+	name  string
+	facts *facts
+	err   error
+}
+
+func (g *gatherer) gatherPod(ctx context.Context) error {
+	f := g.facts
+	pod, err := g.Kubernetes.CoreV1().Pods(g.request.Namespace).Get(ctx, g.request.Name, metav1.GetOptions{})
+	if err != nil {
+		return g.request.wrap(err)
+	}
+	f.pod = found(pod)
+	if pod.Spec.NodeName != "" {
+		g.node(ctx, pod.Spec.NodeName)
+	}
+	for _, key := range kube.ClaimsOfPod(pod) {
+		_, name, _ := strings.Cut(key, "/")
+		// Other pods of the claims are not listed.
+		claim := podClaim{name: name, facts: &facts{reads: f.reads, pods: found([]*corev1.Pod{pod})}}
+		reader := gatherer{Clients: g.Clients, facts: claim.facts,
+			request: Request{Kind: KindClaim, Namespace: pod.Namespace, Name: name}}
+		claim.err = reader.gatherClaim(ctx)
+		f.podClaims = append(f.podClaims, claim)
+	}
+	g.events(ctx, pod.Namespace, string(pod.UID))
+	return nil
+}
+
+// hasStarted reports whether the volumes of a pod are mounted: the kubelet starts no container before.
+func hasStarted(pod *corev1.Pod) bool {
+	return pod.Status.Phase != corev1.PodPending && pod.Status.Phase != "" ||
+		slices.ContainsFunc(slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses),
+			func(c corev1.ContainerStatus) bool { return c.ContainerID != "" })
+}
+
+func explainPod(f *facts) Report {
+	e, pod := &explanation{facts: f}, f.pod.value
+	rest := "Nothing to do: no container waits for a volume."
+	if !hasStarted(pod) {
+		rest = "The kubelet mounts the volumes of the pod and starts its containers."
+		explainStart(e)
+	}
+	if len(f.podClaims) == 0 {
+		e.add(Fine, "claim", "The pod uses no PersistentVolumeClaim.")
+	}
+	explainPodClaims(e)
+	state := fmt.Sprintf("The pod is %s", cmp.Or(string(pod.Status.Phase), "new"))
+	if pod.Spec.NodeName != "" {
+		state += fmt.Sprintf(" on node %q", pod.Spec.NodeName)
+	}
+	return e.report(KindPod, pod, state, rest)
+}
+
+// explainStart reports what a pod without a running container waits for, as far as scheduler and kubelet report it.
+func explainStart(e *explanation) {
+	pod := e.pod.value
+	switch {
+	case pod.Spec.NodeName == "" && explainUnscheduled(e, pod):
+	case pod.Spec.NodeName == "":
+		e.add(Waiting, "node", "The pod is not scheduled.").next("The scheduler selects a node for the pod.")
+	case e.node.missing:
+		e.add(Blocked, "node", "Node %q of the pod not found.", pod.Spec.NodeName).
+			next("Delete the pod: it cannot start. Run `storage-controller explain node %s`.", pod.Spec.NodeName)
+	case e.node.found && !isReady(e.node.value):
+		e.add(Failing, "node", "Node %q of the pod is not Ready.", pod.Spec.NodeName).
+			next("Run `storage-controller explain node %s`.", pod.Spec.NodeName)
+	}
+	mounting := []string{"FailedMount", "FailedAttachVolume", "FailedMapVolume"}
+	for _, event := range e.newestFirst() {
+		if slices.Contains(mounting, event.Reason) {
+			e.failed("mount", failureOfEvent(event, cmp.Or(event.Source.Component, event.ReportingController, componentKubelet)),
+				"Last error (%s)", event.Reason)
+			return
+		}
+	}
+}
+
+// maxClaims bounds how many claims of a pod are explained in its report.
+const maxClaims = 10
+
+// explainPodClaims adds the findings about the claims of the pod, except those that are fine.
+func explainPodClaims(e *explanation) {
+	var fine, more []string
+	shown := map[string]bool{} // findings about a driver that is unknown, which its other claims repeat
+	explained := 0
+	for _, claim := range e.podClaims {
+		var findings []Finding
+		for _, f := range claim.findings(e) {
+			if f.Severity != Fine && !(f.Severity == Unknown && shown[f.Sentence]) {
+				findings = append(findings, f)
+			}
+		}
+		switch {
+		case len(findings) == 0:
+			fine = append(fine, claim.name)
+			continue
+		case explained == maxClaims:
+			more = append(more, claim.name)
+			continue
+		}
+		explained++
+		for _, f := range findings {
+			shown[f.Sentence] = true
+			f.Object = objectName(KindClaim, e.pod.value.Namespace, claim.name)
+			e.findings = append(e.findings, f)
+		}
+	}
+	if len(fine) > 0 {
+		e.add(Fine, "claim", "Nothing is to be done for %s: %s.", count(len(fine), "claim"), kube.ShortList(fine, maxClaims))
+	}
+	if len(more) > 0 {
+		e.add(Unknown, "claim", "There are findings about %s: %s.", count(len(more), "more claim"), kube.ShortList(more, maxClaims)).
+			next("Run `storage-controller explain pvc -n %s %s`.", e.pod.value.Namespace, more[0])
+	}
+}
+
+// findings returns the findings about the claim of a pod, and its attachment to the node of the pod.
+func (c podClaim) findings(pod *explanation) []Finding {
+	e := &explanation{facts: c.facts}
+	switch {
+	case errors.Is(c.err, ErrNotFound):
+		e.add(Blocked, "claim", "PersistentVolumeClaim %s/%s not found.", pod.pod.value.Namespace, c.name).
+			next("Create claim %s. That of an ephemeral volume is created by kube-controller-manager.", c.name)
+		return e.findings
+	case c.err != nil:
+		e.add(Unknown, "claim", "%s", sentence(c.err.Error()))
+		return e.findings
+	}
+	node := pod.pod.value.Spec.NodeName
+	isForNode := func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName == node }
+	needsAttachment := node != "" && !hasStarted(pod.pod.value) && e.driver != "" && e.volume.found && e.attaches()
+	if needsAttachment && e.attachments.found && !slices.ContainsFunc(e.attachments.value, isForNode) {
+		e.add(Waiting, "attachment", "No VolumeAttachment of PersistentVolume %q for node %q.", e.volume.value.Name, node).
+			next("kube-controller-manager creates it, for most access modes after the volume is detached from other nodes.")
+	}
+	report := explainClaimOfPod(e)
+	if e.claim.value.Status.Phase != corev1.ClaimBound {
+		report.Findings = append(report.Findings, Finding{Severity: Waiting, Topic: "claim", Sentence: report.State, Next: report.Next})
+	}
+	return report.Findings
+}
+
+// maxPods bounds how many pods of a claim are reported.
+const maxPods = 5
+
+// explainPendingPods reports the pods that use a bound claim and have not started.
+func explainPendingPods(e *explanation) {
+	claim := e.claim.value
+	if claim.Spec.VolumeName == "" {
+		return
+	}
+	pending := slices.DeleteFunc(e.podsUsing(), hasStarted)
+	for _, p := range pending[:min(len(pending), maxPods)] {
+		if p.Spec.NodeName == "" && explainUnscheduled(e, p) {
+			continue
+		}
+		e.add(Waiting, "pod", "Pod %q, which uses the claim, has not started%s.", p.Name, onNode(p)).
+			next("Run `storage-controller explain pod -n %s %s`.", p.Namespace, p.Name)
+	}
+	if n := len(pending) - maxPods; n > 0 {
+		e.add(Waiting, "pod", "%s that use the claim have not started.", count(n, "more pod"))
+	}
+}
+
+func onNode(p *corev1.Pod) string {
+	if p.Spec.NodeName == "" {
+		return ""
+	}
+	return fmt.Sprintf(" on node %q", p.Spec.NodeName)
+}
