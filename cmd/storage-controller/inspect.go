@@ -39,7 +39,7 @@ type commandLine struct {
 	roles  app.Selection
 	use    string // the name of the command
 	flags  *pflag.FlagSet
-	driver string   // --driver-name of doctor, for a process without this flag; "": unknown
+	driver string   // --driver-name of doctor; "": unknown
 	copied string   // the copy of the configuration file, to be removed; "": none
 	unread []string // variables whose values are not in the workload
 }
@@ -94,11 +94,11 @@ func (l *commandLine) override(cmd *cobra.Command, own []string) error {
 		if slices.Contains(own, f.Name) {
 			return
 		}
-		target := l.flags.Lookup(f.Name)
-		if target == nil && f.Name == "driver-name" {
+		if f.Name == "driver-name" { // it is that of doctor, which does not reach the driver
 			l.driver = f.Value.String()
 			return
 		}
+		target := l.flags.Lookup(f.Name)
 		if target == nil {
 			errs = append(errs, &usageError{fmt.Errorf("--%s: %s runs %q, which has no such flag", f.Name, l.source, l.use)})
 			return

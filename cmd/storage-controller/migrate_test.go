@@ -4,6 +4,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -12,6 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
@@ -84,6 +88,28 @@ func TestMigrateCommand(t *testing.T) {
 	}
 }
 
+// doctorWarnsOfNothing fails the test if doctor has a warning or a failure about the settings of a migrated container.
+func doctorWarnsOfNothing(t *testing.T, name string, args []string) {
+	t.Helper()
+	line, err := parseCommandLine(name, slices.Concat([]string{"storage-controller"}, args))
+	if err != nil || line == nil { // livenessprobe runs no roles
+		if err != nil || args[0] != "livenessprobe" {
+			t.Errorf("%s: %q: %v", name, args, err)
+		}
+		return
+	}
+	if err := withFlags(line.flags, line.roles, func(_ context.Context, c app.Config) error {
+		for _, check := range c.Plan(csiclient.Driver{}, false).Checks {
+			if check.Status != doctor.OK && check.Status != doctor.Skipped {
+				t.Errorf("%s: %q: %+v", name, args, check)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Errorf("%s: %q: %v", name, args, err)
+	}
+}
+
 // compareGolden compares have with a file, which is absent if have is empty.
 func compareGolden(t *testing.T, file, have string) {
 	t.Helper()
@@ -137,6 +163,7 @@ func startsWith(t *testing.T, name string, args []string, nowhere string) {
 	for i := range args {
 		args[i] = strings.NewReplacer("$(metadata.namespace)", "namespace", "${LOG_LEVEL}", "2").Replace(args[i])
 	}
+	doctorWarnsOfNothing(t, name, args)
 	if args[0] == "all" { // which has a way to look at the settings alone
 		code, stdout, stderr := output(t, slices.Concat([]string{"storage-controller", "config", "validate"}, args[1:])...)
 		if code != 0 || !strings.Contains(stdout, "valid") {

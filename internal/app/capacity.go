@@ -31,6 +31,7 @@ var capacityRole = Role{
 	options:        capacityOptions,
 	config:         func() any { return &capacity.Config{} },
 	enabled:        func(s settings.Settings) bool { return capacityConfig(s).Enabled },
+	switches:       []string{"enable-capacity"},
 	validate:       func(s settings.Settings) error { return capacityConfig(s).Validate() },
 	environment:    capacityEnvironment,
 	timeout:        func(s settings.Settings) time.Duration { return capacityConfig(s).Timeout },

@@ -23,6 +23,7 @@ import (
 // Plan returns what a process with c would do for driver, as far as settings and environment determine it.
 // known reports whether the capabilities of the driver are known; otherwise every role may run.
 func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
+	declared := c.roles
 	c = c.Enabled()
 	p := doctor.Plan{
 		Selected:       namesRoles(c.Settings) || !mayRun(c.Settings, attacherName) || !mayRun(c.Settings, capacityName),
@@ -39,7 +40,7 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 	}
 	p.Checks = append(p.Checks, rolesCheck(chosen, others, known)...)
 	p.Checks = append(p.Checks, c.environmentChecks(chosen, c.inPod())...)
-	p.Checks = append(p.Checks, ineffectiveChecks(c.ineffective(chosen, driver, known))...)
+	p.Checks = append(p.Checks, ineffectiveChecks(c.ineffective(declared, chosen, driver, known), accepted(c))...)
 	for _, r := range chosen {
 		p.Roles = append(p.Roles, c.planRole(r, driver.Name))
 	}
@@ -167,12 +168,17 @@ func (c Config) environmentChecks(chosen []Role, inPod bool) []doctor.Check {
 	return checks
 }
 
-// ineffectiveChecks returns a warning for each setting without effect. reasons is by setting.
-func ineffectiveChecks(reasons map[string]string) []doctor.Check {
-	if len(reasons) == 0 {
-		return []doctor.Check{{Name: "flags", Status: doctor.OK, Message: "every setting has an effect"}}
-	}
+// ineffectiveChecks returns a warning for each setting without effect, except those that are accepted from manifests of the
+// sidecars. reasons is by setting.
+func ineffectiveChecks(reasons map[string]string, accepted []string) []doctor.Check {
 	var checks []doctor.Check
+	switch {
+	case len(accepted) > 0:
+		checks = append(checks, doctor.Check{Name: "flags", Status: doctor.OK,
+			Message: "accepted from manifests of the sidecars, without effect: " + strings.Join(accepted, ", ")})
+	case len(reasons) == 0:
+		checks = append(checks, doctor.Check{Name: "flags", Status: doctor.OK, Message: "every setting has an effect"})
+	}
 	for _, name := range slices.Sorted(maps.Keys(reasons)) {
 		checks = append(checks, doctor.Check{
 			Name: "flags", Status: doctor.Warning, Message: name + " has no effect: " + reasons[name],
@@ -182,15 +188,26 @@ func ineffectiveChecks(reasons map[string]string) []doctor.Check {
 	return checks
 }
 
-// ineffective returns the settings from flags, environment and file that have no effect, and why.
-func (c Config) ineffective(chosen []Role, driver csiclient.Driver, known bool) map[string]string {
-	found := map[string]string{}
-	for _, gate := range c.Common.FeatureGates.WithoutEffect() {
-		found["the feature gate "+gate] = "no role depends on its value"
-	}
+// accepted returns the settings of sidecars that have no effect here and need none: the program always does what they set, or
+// never needs it.
+func accepted(c Config) []string {
+	var all []string
 	for _, name := range c.NoOps {
-		found["--"+name] = "it is accepted only for old manifests"
+		all = append(all, "--"+name)
 	}
+	if c.Origin("automaxprocs") != "" {
+		all = append(all, "--automaxprocs")
+	}
+	for _, gate := range c.Common.FeatureGates.WithoutEffect() {
+		all = append(all, "feature gate "+gate)
+	}
+	return all
+}
+
+// ineffective returns the settings from flags, environment and file that have no effect, and why. declared are also the roles that
+// the settings disable.
+func (c Config) ineffective(declared, chosen []Role, driver csiclient.Driver, known bool) map[string]string {
+	found := map[string]string{}
 	conditions := c.commonConditions()
 	var d *csiclient.Driver
 	if known {
@@ -211,7 +228,12 @@ func (c Config) ineffective(chosen []Role, driver csiclient.Driver, known bool) 
 		}
 	}
 	for key, origin := range c.OfOthers(names(chosen)) {
-		role, _, _ := strings.Cut(key, ".")
+		role, name, _ := strings.Cut(key, ".")
+		isDisabled := !contains(c.roles, role)
+		isSwitch := slices.ContainsFunc(declared, func(r Role) bool { return r.Name == role && slices.Contains(r.switches, name) })
+		if name == "driver-name" || isDisabled && isSwitch { // doctor needs the name; the switch is what disables the role
+			continue
+		}
 		found[fmt.Sprintf("%s (%s)", key, origin)] = "the role " + role + " does not run"
 	}
 	return found
@@ -226,6 +248,5 @@ func (c Config) commonConditions() []condition {
 		{c.Common.KubeAPIQPS > 0, "--kube-api-qps sets no limit", []string{"kube-api-burst"}},
 		{len(c.Common.Endpoints()) > 0, "--http-endpoint is not set", []string{"metrics-path", "enable-pprof"}},
 		{c.Common.OTLPEndpoint != "", "--otlp-endpoint is not set", []string{"otlp-sampling-ratio"}},
-		{false, "the number of threads always follows the CPU limit of the container", []string{"automaxprocs"}},
 	}
 }

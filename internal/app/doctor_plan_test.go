@@ -113,15 +113,24 @@ func TestSettingsWithoutEffect(t *testing.T) {
 			[]string{"enable-pprof (flag)", "kube-api-burst (flag)"}},
 		"a role that does not run": {[]string{"--controllers=provisioner", "--reconcile-sync=1m", "--audit-interval=1h"},
 			[]string{"attacher.reconcile-sync (flag)"}},
+		"options that disable their roles": {[]string{"--node-cleanup=off", "--enable-capacity=false", "--driver-name=a.b"}, nil},
+		"other options of a disabled role": {[]string{"--node-cleanup=off", "--node-missing-grace=5m"},
+			[]string{"nodecontroller.node-missing-grace (flag)"}},
+		"an option that would enable a role that does not run": {[]string{"--controllers=provisioner", "--node-cleanup=dry-run"},
+			[]string{"nodecontroller.node-cleanup (flag)"}},
 		"an alias":                {[]string{"--controllers=attacher", "--worker-threads=20", "--resync=5m"}, nil},
 		"no provisioner to audit": {[]string{"--controllers=attacher", "--audit-interval=1h"}, []string{"audit-interval (flag)"}},
 		"old flags": {[]string{"--logtostderr", "--feature-gates=HonorPVReclaimPolicy=true", "--automaxprocs"},
-			[]string{"--logtostderr", "automaxprocs (flag)", "the feature gate HonorPVReclaimPolicy"}},
+			[]string{"accepted: --logtostderr, --automaxprocs, feature gate HonorPVReclaimPolicy"}},
 	} {
 		c := configOf(t, All, tt.args...)
-		chosen, _ := c.choose(able())
+		enabled := c.Enabled()
+		chosen, _ := enabled.choose(able())
 		var have []string
-		for _, check := range ineffectiveChecks(c.ineffective(chosen, able(), true)) {
+		for _, check := range ineffectiveChecks(enabled.ineffective(c.roles, chosen, able(), true), accepted(enabled)) {
+			if settings, is := strings.CutPrefix(check.Message, "accepted from manifests of the sidecars, without effect: "); is {
+				have = append(have, "accepted: "+settings)
+			}
 			if check.Status == doctor.Warning {
 				name, _, _ := strings.Cut(check.Message, " has no effect: ")
 				have = append(have, name)

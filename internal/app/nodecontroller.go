@@ -38,6 +38,8 @@ var nodecontrollerRole = Role{
 	defaults: map[string]any{"leader-election": true, "leader-election-retry-period": 2 * time.Second},
 	config:   func() any { return nodecontroller.Empty() },
 	enabled:  func(s settings.Settings) bool { return nodecontrollerConfig(s).HasWork() },
+	switches: []string{"profile", "node-cleanup", "skip-node-finalize", "node-finalizer-mode", "pvc-finalizer-mode", "resize-nudge",
+		"enable-webhooks"},
 	preset:   nodecontroller.MayBePreset,
 	validate: validateNodecontroller,
 	timeout:  func(s settings.Settings) time.Duration { return nodecontrollerConfig(s).Timeout },

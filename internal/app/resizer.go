@@ -93,9 +93,11 @@ func resizerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
 		return grants
 	}
 	if d.Controller.PublishUnpublishVolume {
-		return append(grants, doctor.Grant{File: "resizer-attachments", Without: "the expansion of an attached volume is tried, too"})
+		return append(grants, doctor.Grant{File: "resizer-attachments", Or: "resizer-pods",
+			Without: "the expansion of an attached volume is tried, too"})
 	}
-	return append(grants, doctor.Grant{File: "resizer-pods", Without: "the expansion of a volume in use is tried, too"})
+	return append(grants, doctor.Grant{File: "resizer-pods", Or: "resizer-attachments",
+		Without: "the expansion of a volume in use is tried, too"})
 }
 
 func resizerAPIs(s settings.Settings, d csiclient.Driver) []doctor.API {

@@ -50,6 +50,8 @@ type Role struct {
 	preset func(option string) bool
 	// enabled reports whether the settings enable the role. Optional: it is enabled.
 	enabled func(settings.Settings) bool
+	// switches are the options that decide whether the settings enable the role. Optional.
+	switches []string
 	// validate returns every error in the settings of the role.
 	validate func(settings.Settings) error
 	// environment returns an error for each missing environment variable. Optional.

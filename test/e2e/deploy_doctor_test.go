@@ -7,13 +7,20 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -57,6 +64,68 @@ func TestHelmTest(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDoctorOfTheInstallations: doctor as docs/doctor.md shows it finds nothing to warn of in the overlays and with the default values
+// of the chart.
+func TestDoctorOfTheInstallations(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob(overlays + "*/kustomization.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range append(files, "chart") {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			e := newEnv(t, csitest.Config{}, 1)
+			kubetest.InstallCRDs(t, e.cp)
+			e.csiDriver(storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)})
+			e.class(false, nil)
+			objects := []*unstructured.Unstructured(nil)
+			if file == "chart" {
+				objects = charted(t, "")
+			} else {
+				objects = kustomized(t, filepath.Dir(file))
+			}
+			workload, pod := e.install(objects), podOf(t, objects)
+			e.inForce(pod.ServiceAccountName, e.applyRendered(objects))
+			for _, c := range pod.Containers {
+				if c.Name == "driver" {
+					continue
+				}
+				cmd := exec.Command(e.command("doctor").Path, "doctor", "-n", e.ns, workload, "-c", c.Name,
+					"--driver-name="+e.plugin.Name(), "--kubeconfig="+e.cp.Kubeconfig())
+				cmd.Env = append(os.Environ(), "KUBECONFIG=")
+				if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), ", 0 warnings, 0 failures, ") {
+					t.Errorf("container %s: %v\n%s", c.Name, err, out)
+				}
+			}
+		})
+	}
+}
+
+// install creates the workload of a rendered installation, and its ConfigMaps, and returns KIND/NAME of the workload.
+func (e *env) install(objects []*unstructured.Unstructured) (workload string) {
+	e.t.Helper()
+	client, err := dynamic.NewForConfig(e.cp.Config())
+	e.must(err)
+	resources := map[string]schema.GroupVersionResource{"ConfigMap": corev1.SchemeGroupVersion.WithResource("configmaps"),
+		"Deployment": appsv1.SchemeGroupVersion.WithResource("deployments"),
+		"DaemonSet":  appsv1.SchemeGroupVersion.WithResource("daemonsets")}
+	for _, o := range objects {
+		resource, is := resources[o.GetKind()]
+		if !is {
+			continue
+		}
+		o = o.DeepCopy()
+		o.SetNamespace(e.ns)
+		_, err := client.Resource(resource).Namespace(e.ns).Create(e.t.Context(), o, metav1.CreateOptions{})
+		e.must(err)
+		if o.GetKind() != "ConfigMap" {
+			workload = strings.ToLower(o.GetKind()) + "/" + o.GetName()
+		}
+	}
+	return workload
 }
 
 // testPod is the pod of helm test. Its configuration file is written to a file of this machine.

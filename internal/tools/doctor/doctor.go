@@ -86,6 +86,9 @@ type Grant struct {
 	Names map[string]string
 	// Rules replace the rules of the file, which are an example. nil: the rules of the file.
 	Rules []Rule
+	// Or is the directory that a driver with another capability needs instead; "" for none. If the capabilities are unknown, one of
+	// the two is enough.
+	Or string
 	// Without describes the consequence of missing permissions; "" if the role does not work at all.
 	Without string
 }

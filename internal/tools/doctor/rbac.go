@@ -153,15 +153,24 @@ func (e *examination) checkGrants(ctx context.Context) {
 		}
 	}
 	_ = group.Wait() // each answer has its own error
-	for _, g := range e.plan.Grants {
-		var missing []access
-		var failed error
+	missingOf := func(g Grant) (missing []access, failed error) {
 		for _, a := range g.accesses() {
 			switch result := answers[a]; {
 			case result.err != nil:
 				failed = fmt.Errorf("checking permission to %s: %w", a, result.err)
 			case !result.allowed:
 				missing = append(missing, a)
+			}
+		}
+		return missing, failed
+	}
+	for _, g := range e.plan.Grants {
+		missing, failed := missingOf(g)
+		isOther := func(other Grant) bool { return other.File == g.Or }
+		if i := slices.IndexFunc(e.plan.Grants, isOther); i >= 0 && missing != nil {
+			if ofOther, err := missingOf(e.plan.Grants[i]); ofOther == nil && err == nil {
+				e.skip("rbac "+g.File, "not granted, but %s, which the driver may need instead", g.Or)
+				continue
 			}
 		}
 		if missing != nil {

@@ -77,11 +77,19 @@ func (s *source) drop(name string) {
 	s.flags = slices.DeleteFunc(s.flags, func(f setting) bool { return f.name == name })
 }
 
-// dropConflicting drops flags that storage-controller refuses in combination with others.
+// dropConflicting drops flags that storage-controller refuses in combination with others, and bursts without a limit.
 func (s *source) dropConflicting(g *group) {
 	if s.on(g.m.Tables, "node-deployment") && s.on(g.m.Tables, "leader-election") {
 		s.drop("leader-election")
 		g.info("--leader-election of %s was dropped: with --node-deployment every instance is active", s.name)
+	}
+	for _, limit := range []string{"kube-api", "kube-api-capacity"} {
+		f, burst := s.lookup(limit + "-burst")
+		if _, limited := s.lookup(limit + "-qps"); burst && !limited {
+			s.drop(f.name)
+			g.info("--%s=%s of %s was dropped: --%s-qps is not set, and storage-controller has no limit by default", f.name, f.value,
+				s.name, limit)
+		}
 	}
 	_, endpoint := s.lookup("http-endpoint")
 	if f, both := s.lookup("metrics-address"); both && endpoint {

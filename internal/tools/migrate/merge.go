@@ -35,7 +35,7 @@ func (g merger) flags() []setting {
 			}
 		}
 	}
-	return g.dropBursts(out)
+	return out
 }
 
 // merge returns what "all" has for one flag of the sources.
@@ -244,17 +244,4 @@ func (g merger) noteSharedGate(value string) {
 			g.changed("the feature gate %s=%s also applies to the %s, whose sidecar did not set it", attributesClass, value, s.roles[0])
 		}
 	}
-}
-
-// dropBursts drops the bursts of limits that are not set.
-func (g merger) dropBursts(flags []setting) []setting {
-	for _, kind := range []string{"kube-api", "kube-api-capacity"} {
-		limited := slices.ContainsFunc(flags, func(f setting) bool { return f.name == kind+"-qps" })
-		i := slices.IndexFunc(flags, func(f setting) bool { return f.name == kind+"-burst" })
-		if !limited && i >= 0 {
-			g.info("--%s-burst=%s was dropped: --%s-qps is not set, and \"all\" has no limit by default", kind, flags[i].value, kind)
-			flags = slices.Delete(flags, i, i+1)
-		}
-	}
-	return flags
 }
