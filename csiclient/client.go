@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -90,6 +91,7 @@ type Client struct {
 	recorder   *recorder
 	calls      *calls
 	losses     prometheus.Counter
+	health     singleflight.Group
 
 	mu       sync.Mutex
 	driver   Driver
@@ -250,7 +252,7 @@ func (c *Client) await(ctx context.Context, final func(error) bool, read func() 
 	var logged time.Time
 	for {
 		if err := c.awaitConnection(ctx); err != nil {
-			return c.ended(ctx, last)
+			return waitError(ctx, c.cfg.Address, last)
 		}
 		err := c.probe(ctx)
 		if err == nil {
@@ -260,7 +262,7 @@ func (c *Client) await(ctx context.Context, final func(error) bool, read func() 
 		case err == nil:
 			return nil
 		case ctx.Err() != nil:
-			return c.ended(ctx, last)
+			return waitError(ctx, c.cfg.Address, last)
 		case final(err):
 			return err
 		}
@@ -277,9 +279,9 @@ func (c *Client) await(ctx context.Context, final func(error) bool, read func() 
 	}
 }
 
-// ended returns the error of a wait for the driver whose context has ended. last is the last error of the driver, or nil.
-func (c *Client) ended(ctx context.Context, last error) error {
-	err := fmt.Errorf("waiting for the driver at %s: %w", c.cfg.Address, context.Cause(ctx))
+// waitError returns the error of a wait for the driver at address whose context has ended. last is the last error of the driver, or nil.
+func waitError(ctx context.Context, address string, last error) error {
+	err := fmt.Errorf("waiting for the driver at %s: %w", address, context.Cause(ctx))
 	if last != nil {
 		return fmt.Errorf("%w; the last error was: %w", err, last)
 	}

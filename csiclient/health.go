@@ -11,16 +11,34 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
 )
 
 // errNotReady is the result of a health check. livenessprobe returns the same text.
 var errNotReady = errors.New("driver responded but is not ready")
 
 // CheckHealth returns an error unless the driver accepts a new connection, answers Probe and is ready, all within
-// timeout. The call appears in the metrics, but not in [Client.Status].
+// timeout. The call appears in the metrics, but not in [Client.Status]. Concurrent checks share one call, because clients decide
+// how many there are.
 func (c *Client) CheckHealth(ctx context.Context, timeout time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
+	result := c.health.DoChan("", func() (any, error) { // not with the context of the first client, which may go away
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+		defer cancel()
+		err := c.checkHealth(ctx)
+		if err != nil { // the event of the kubelet has only the status code
+			klog.FromContext(ctx).Error(err, "Health check of the driver failed")
+		}
+		return nil, err
+	})
+	select {
+	case r := <-result:
+		return r.Err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (c *Client) checkHealth(ctx context.Context) error {
 	conn, err := c.cfg.dial(c.recorder.intercept, logger{c.cfg.MaxLogLength}.intercept)
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@
 package csiclient
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +52,38 @@ func TestCheckHealth(t *testing.T) {
 	}
 	if n := samples(t, reg, "/csi.v1.Identity/Probe"); n != 7 { // one of them of Connect
 		t.Errorf("the metric has %d calls of Probe, want 7", n)
+	}
+}
+
+// TestConcurrentHealthChecks: however many clients ask, a driver that hangs has one connection.
+func TestConcurrentHealthChecks(t *testing.T) {
+	p := csitest.Run(t, csitest.Config{})
+	c, _ := newClient(t, p, nil)
+	p.Always("Probe", csitest.Hang())
+	const clients = 50
+	results := make(chan error)
+	for range clients {
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			results <- c.CheckHealth(ctx, limit) // which continues when this client has left
+		}()
+	}
+	for range clients {
+		if err := <-results; err == nil {
+			t.Error("a driver that hangs is healthy")
+		}
+	}
+	if err := p.Wait(within(t), "Probe", 1); err != nil {
+		t.Fatal(err)
+	}
+	if accepted, _ := p.Connections(); accepted != 1 {
+		t.Errorf("%d connections for %d checks", accepted, clients)
+	}
+	p.Always("Probe", nil)
+	p.Release()
+	if err := c.CheckHealth(t.Context(), limit); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -22,6 +22,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/serving"
 )
 
 // Config configures the HTTP endpoints. An empty address disables its endpoint.
@@ -122,11 +124,9 @@ func NewServer(cfg Config, reg *prometheus.Registry) (*Server, error) {
 			}
 			return nil, fmt.Errorf("serving %s at %q: %w", e.content, e.address, err)
 		}
-		server := &http.Server{
-			Handler: e.handler, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: 10 * time.Minute, // longer than a profile
-			ReadTimeout: 10 * time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-			ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(klog.Background()), slog.LevelError),
-		}
+		server := serving.New(e.handler)
+		server.ReadTimeout, server.WriteTimeout = time.Minute, 10*time.Minute // longer than a profile
+		server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(klog.Background()), slog.LevelError)
 		if e.guard != nil {
 			server.TLSConfig = e.guard.tlsConfig()
 		}
@@ -194,7 +194,6 @@ func driverHealth(check Check) *http.ServeMux {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		if err := check(r); err != nil {
-			klog.FromContext(r.Context()).Info("Health check of the driver failed", "err", err)
 			w.WriteHeader(http.StatusInternalServerError)
 			fmt.Fprint(w, err)
 			return

@@ -94,12 +94,6 @@ func (l *Livenessprobe) Run(ctx context.Context, c settings.Common, version stri
 	if err != nil {
 		return err
 	}
-	server.AddLive("driver", func(r *http.Request) error {
-		err := driver.CheckHealth(r.Context(), c.ProbeTimeout)
-		if err != nil { // the event of the kubelet has only the status code
-			klog.FromContext(ctx).Error(err, "Health check of the driver failed")
-		}
-		return err
-	})
+	server.AddLive("driver", func(r *http.Request) error { return driver.CheckHealth(r.Context(), c.ProbeTimeout) })
 	return server.Run(ctx)
 }

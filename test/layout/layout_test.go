@@ -61,7 +61,7 @@ var allowed = map[string][]string{
 	"csiclient":         {"internal/migration"},
 	"csiclient/csitest": {},
 	"election":          {},
-	"metrics":           {},
+	"metrics":           {"internal/serving"},
 	"internal/tools/explain": {
 		"attacher", "election", "nodecontroller", "nodecontroller/nodecleanup", "provisioner", "internal/finalizers",
 		"internal/kube", "internal/migration",
@@ -89,16 +89,17 @@ var allowed = map[string][]string{
 	"internal/migration":     {},
 	"internal/topology":      {},
 	"internal/tracing":       {},
+	"internal/serving":       {},
 	"capacity":               {"csiclient", "internal/kube", "internal/topology", "internal/workloop"},
 	"nodecontroller": {
-		"election", "internal/claimloop", "internal/keylock", "internal/kube", "internal/workloop", "nodecontroller/nodecleanup",
+		"election", "metrics", "internal/claimloop", "internal/keylock", "internal/kube", "internal/workloop", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
 	},
 	"nodecontroller/nodecleanup":  {"election", "internal/keylock", "internal/kube", "internal/workloop"},
 	"nodecontroller/pvcfinalizer": {"election", "internal/claimloop", "internal/kube"},
 	"nodecontroller/resizenudge":  {"internal/claimloop", "internal/kube"},
 	"nodecontroller/servingcert":  {"internal/kube"},
-	"nodecontroller/webhook":      {"internal/kube"},
+	"nodecontroller/webhook":      {"internal/kube", "internal/serving"},
 	"provisioner": {
 		"csiclient", "election", "metrics", "internal/keylock", "internal/kube", "internal/migration", "internal/topology",
 		"internal/tracing", "internal/volumerules", "internal/workloop",
