@@ -125,7 +125,7 @@ func NewServer(cfg Config, reg *prometheus.Registry) (*Server, error) {
 			return nil, fmt.Errorf("serving %s at %q: %w", e.content, e.address, err)
 		}
 		server := serving.New(e.handler)
-		server.ReadTimeout, server.WriteTimeout = time.Minute, 10*time.Minute // longer than a profile
+		server.ReadTimeout, server.WriteTimeout = 10*time.Minute, 10*time.Minute // longer than a profile
 		server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(klog.Background()), slog.LevelError)
 		if e.guard != nil {
 			server.TLSConfig = e.guard.tlsConfig()

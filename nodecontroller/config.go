@@ -49,7 +49,9 @@ type Config struct {
 	// WebhookConfigName is the name of the MutatingWebhookConfiguration; required by SelfSigned.
 	WebhookConfigName string `mapstructure:"webhook-config-name"`
 	WebhookService    string `mapstructure:"webhook-service"` // required by SelfSigned
-	CertDir           string `mapstructure:"cert-dir"`        // with Files: of tls.crt and tls.key
+	// WebhookClientCA is a file with the authorities of the clients that may call the webhooks; empty: every client.
+	WebhookClientCA string `mapstructure:"webhook-client-ca"`
+	CertDir         string `mapstructure:"cert-dir"` // with Files: of tls.crt and tls.key
 	// CapacityResource is the extended resource that pods with unprovisioned volumes request.
 	CapacityResource         string `mapstructure:"capacity-resource"`
 	CapacityAnnotationPrefix string `mapstructure:"capacity-annotation-prefix"` // of pods, with the slash; the value is in bytes

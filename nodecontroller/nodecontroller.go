@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/internal/claimloop"
+	"github.com/storage-controller/storage-controller/metrics"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/nodecontroller/resizenudge"
@@ -87,7 +88,8 @@ func (c *Controller) addWebhooks(cfg Config, deps Deps) (err error) {
 		return err
 	}
 	c.server, err = webhook.New(webhook.Config{
-		Driver: deps.Driver, Address: cfg.WebhookAddr, ShutdownDelay: cfg.ShutdownDelay, ClaimFinalizer: finalizer,
+		Driver: deps.Driver, Address: cfg.WebhookAddr, ClientCA: cfg.WebhookClientCA, ShutdownDelay: cfg.ShutdownDelay,
+		ClaimFinalizer:   finalizer,
 		CapacityResource: cfg.CapacityResource, CapacityAnnotationPrefix: cfg.CapacityAnnotationPrefix,
 		DeviceClassParameter: cfg.DeviceClassParameter, DefaultDeviceClass: cfg.DefaultDeviceClass,
 	}, webhook.Deps{
@@ -125,10 +127,15 @@ func (c *Controller) Serve(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Ready returns an error while this replica cannot serve the webhooks.
+// Ready returns an error while this replica cannot serve the webhooks, and a [metrics.Warning] if API servers may reject its
+// certificate.
 func (c *Controller) Ready() error {
 	if c.server == nil {
 		return nil
 	}
-	return errors.Join(c.server.Ready(), c.certificate.Ready())
+	err := errors.Join(c.server.Ready(), c.certificate.Ready())
+	if warning := c.certificate.Warning(); err == nil && warning != "" {
+		return metrics.Warning(warning)
+	}
+	return err
 }

@@ -139,6 +139,7 @@ func validateNodecontroller(s settings.Settings) error {
 func nodecontrollerConditions(s settings.Settings, _ *csiclient.Driver) []condition {
 	return []condition{{nodecontrollerConfig(s).EnableWebhooks, "--enable-webhooks is off", []string{
 		"nodecontroller.webhook-addr", "nodecontroller.webhook-cert-mode", "nodecontroller.webhook-cert-secret", "nodecontroller.cert-dir",
+		"nodecontroller.webhook-client-ca",
 	}}}
 }
 

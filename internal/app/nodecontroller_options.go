@@ -155,7 +155,10 @@ func webhookOptions(d nodecontroller.Config) []settings.Option {
 			Usage: "directory of tls.crt and tls.key; empty means k8s-webhook-server/serving-certs in the directory for temporary files"},
 		{Name: "webhook-cert-secret", Default: "", Usage: "name of the Secret, for secret and self-signed"},
 		{Name: "webhook-config-name", Default: "", Usage: "name of the MutatingWebhookConfiguration, for self-signed"},
-		{Name: "webhook-service", Default: "", Usage: "name of the Service of the webhooks, for self-signed"},
+		{Name: "webhook-service", Default: "", Usage: "name of the Service of the webhooks, for self-signed; " +
+			"a warning appears if the certificate of another mode does not name it"},
+		{Name: "webhook-client-ca", Default: "", Usage: "file with the CA certificates of the API servers' client certificates; " +
+			"other clients are rejected. Empty: every client is served"},
 		{Name: "capacity-resource", Default: "", Usage: orDerived("extended resource that pods with unprovisioned volumes request")},
 		{Name: "capacity-annotation-prefix", Default: "",
 			Usage: orDerived("prefix, including the slash, of the pod annotations that hold the requested bytes")},

@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,7 +48,7 @@ type Config struct {
 	Mode Mode
 	Dir  string // for [Files]
 	// Secret names the Secret of [Secret] and [SelfSigned], and Service the Service that the API
-	// server calls. Both are in Namespace.
+	// server calls, which only [SelfSigned] requires. Both are in Namespace.
 	Secret    string
 	Service   string
 	Namespace string // of this process; may be unknown
@@ -93,7 +95,7 @@ func New(cfg Config, client kubernetes.Interface, registry prometheus.Registerer
 			return nil, fmt.Errorf("--webhook-cert-secret: %w", err)
 		}
 	}
-	if cfg.Mode == SelfSigned {
+	if cfg.Mode == SelfSigned || cfg.Service != "" && cfg.Namespace != "" {
 		if m.service, err = nameIn(cfg.Namespace, cfg.Service); err != nil {
 			return nil, fmt.Errorf("--webhook-service: %w", err)
 		}
@@ -157,6 +159,19 @@ func (m *Manager) Ready() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return fmt.Errorf("no serving certificate is loaded: %w", m.problem)
+}
+
+// Warning returns why API servers may reject the loaded certificate, or "". If the Service is not known, it may be any.
+func (m *Manager) Warning() string {
+	pair := m.current.Load()
+	switch {
+	case pair == nil:
+	case m.hosts != nil && pair.Leaf.VerifyHostname(m.hosts[2]) != nil:
+		return fmt.Sprintf("the serving certificate is for %q, not for %s. Add that name", pair.Leaf.DNSNames, m.hosts[2])
+	case !slices.ContainsFunc(pair.Leaf.DNSNames, func(name string) bool { return strings.HasSuffix(name, ".svc") }):
+		return fmt.Sprintf("the serving certificate is for %q, no name of a Service. Add SERVICE.NAMESPACE.svc", pair.Leaf.DNSNames)
+	}
+	return ""
 }
 
 // Run keeps the newest usable pair loaded until ctx ends. Every replica runs it. It polls, because the kubelet
@@ -232,6 +247,9 @@ func (m *Manager) load(ctx context.Context, cert, key []byte, missing error) {
 			m.current.Store(&pair)
 			m.reloads.WithLabelValues("ok").Inc()
 			log.Info("Serving certificate loaded", "notAfter", pair.Leaf.NotAfter)
+			if warning := m.Warning(); warning != "" {
+				log.Info("Serving certificate does not name the Service", "cause", warning)
+			}
 		}
 	}
 	if served := m.current.Load(); served != m.warned && m.remaining() < expirySoon {

@@ -19,6 +19,8 @@ import (
 type Config struct {
 	Driver  string // provisioner of the StorageClasses that count
 	Address string // to listen at; the port may be the name of a service
+	// ClientCA is a file with the authorities of clients, which is read at each handshake. Empty: clients need no certificate.
+	ClientCA string
 	// ShutdownDelay is how long requests are served after readiness ended: the API server needs
 	// time to notice that.
 	ShutdownDelay time.Duration

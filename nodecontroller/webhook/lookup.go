@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/http"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -17,8 +18,12 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// maxReads bounds the live reads that one request makes at the same time.
-const maxReads = 10
+const (
+	// maxReads bounds the live reads that one request makes at the same time.
+	maxReads = 10
+	// maxLiveReads bounds those of all requests. Others wait: every client that reaches the port may cause reads.
+	maxLiveReads = 50
+)
 
 // lookup reads claims and StorageClasses for one request: from the caches, and live what they do
 // not have. Nothing is read live twice.
@@ -70,8 +75,21 @@ func (l *lookup) read(names []string) error {
 	return nil
 }
 
+// beginRead waits until one more live read may begin, and counts it. Call end after it.
+func (s *Server) beginRead(ctx context.Context) (end func(), err error) {
+	if !s.reads.TryAcquire(1) && s.reads.Acquire(ctx, 1) != nil {
+		return nil, refuse(http.StatusServiceUnavailable, "%d reads from the API server for other requests are running", maxLiveReads)
+	}
+	s.metrics.liveReads.Inc()
+	return func() { s.reads.Release(1) }, nil
+}
+
 func (l *lookup) readClaim(ctx context.Context, name string) (*corev1.PersistentVolumeClaim, error) {
-	l.metrics.liveReads.Inc()
+	end, err := l.beginRead(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	claim, err := l.deps.Client.CoreV1().PersistentVolumeClaims(l.namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case kube.IsNotFound(err):
@@ -94,7 +112,11 @@ func (l *lookup) class(name string) (*storagev1.StorageClass, error) {
 	if live, read := l.liveClasses[name]; read {
 		return live, nil
 	}
-	l.metrics.liveReads.Inc()
+	end, err := l.beginRead(l.ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	class, err := l.deps.Client.StorageV1().StorageClasses().Get(l.ctx, name, metav1.GetOptions{})
 	if kube.IsNotFound(err) {
 		class, err = nil, nil

@@ -171,3 +171,50 @@ func TestForbiddenReadIsAnError(t *testing.T) {
 		t.Errorf("%d %s", code, body)
 	}
 }
+
+// TestLiveReadsAreBounded expects 503 while other requests make as many live reads as all of them may.
+func TestLiveReadsAreBounded(t *testing.T) {
+	t.Parallel()
+	var running atomic.Int64
+	release := make(chan struct{})
+	f := setup(t, func(f *fixture) {
+		f.api = kubetest.Proxy(t, f.cp.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if strings.Contains(r.URL.Path, "/persistentvolumeclaims/slow-") {
+				running.Add(1)
+				<-release
+			}
+			pass.ServeHTTP(w, r)
+		})
+	})
+	pod := podOf("p")
+	for i, name := range names("slow", maxReads) {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, claimVolume(fmt.Sprint("v", i), name))
+	}
+	review, codes := reviewOf(t, f.ns, "pods", pod), make(chan int)
+	const requests = maxLiveReads / maxReads
+	for range requests {
+		go func() {
+			code, _ := f.post("/pod/mutate?timeout=30s", "application/json", review)
+			codes <- code
+		}()
+	}
+	f.eventually("all live reads are running", func(context.Context) error {
+		if n := running.Load(); n != maxLiveReads {
+			return fmt.Errorf("%d reads", n)
+		}
+		return nil
+	})
+	if code, body := f.post("/pod/mutate?timeout=1s", "application/json", review); code != http.StatusServiceUnavailable {
+		t.Errorf("one more request: %d %s", code, body)
+	}
+	if n := running.Load(); n != maxLiveReads {
+		t.Errorf("%d reads at the same time, want %d", n, maxLiveReads)
+	}
+	close(release)
+	for range requests {
+		if code := <-codes; code != http.StatusOK {
+			t.Errorf("a request that was being served: %d", code)
+		}
+	}
+	f.sized("afterwards", 0)
+}

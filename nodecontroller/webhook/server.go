@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -20,7 +21,10 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/serving"
 )
 
 // drainLimit bounds the wait for running requests at the end.
@@ -33,6 +37,7 @@ type Server struct {
 	metrics   *metrics
 	mutations map[string]mutation // by path
 	bodies    *semaphore.Weighted // bytes of the requests that are being served
+	reads     *semaphore.Weighted // live reads
 	listener  net.Listener
 	used      atomic.Bool // the listener was used
 	serving   atomic.Bool
@@ -41,11 +46,19 @@ type Server struct {
 // New returns a Server that listens, so that an address in use is reported at the start. Requests
 // are served by [Server.Serve], which also closes the listener.
 func New(cfg Config, deps Deps) (*Server, error) {
+	if cfg.ClientCA != "" {
+		if _, err := cert.NewPool(cfg.ClientCA); err != nil {
+			return nil, fmt.Errorf("--webhook-client-ca: %w", err)
+		}
+	}
 	listener, err := net.Listen("tcp", cfg.Address)
 	if err != nil {
 		return nil, fmt.Errorf("--webhook-addr: listening at %q: %w", cfg.Address, err)
 	}
-	s := &Server{cfg: cfg, deps: deps, bodies: semaphore.NewWeighted(maxBodies), listener: listener, metrics: newMetrics(deps.Registry)}
+	s := &Server{
+		cfg: cfg, deps: deps, bodies: semaphore.NewWeighted(maxBodies), reads: semaphore.NewWeighted(maxLiveReads),
+		listener: listener, metrics: newMetrics(deps.Registry),
+	}
 	// Both paths are always served: during an upgrade, an API server may still call a webhook that
 	// is switched off, and a missing path would block the creation of objects.
 	s.mutations = map[string]mutation{
@@ -125,17 +138,36 @@ func (s *Server) httpServer(ctx context.Context) *http.Server {
 	// Mostly about clients that closed the connection or do not trust the certificate.
 	errorLog := slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx)), slog.Level(-1))
 	errorLog.SetOutput(handshakeErrors{errorLog.Writer(), s.metrics.untrusted})
-	return &http.Server{
-		Handler:           s,
-		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.deps.GetCertificate},
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       5 * time.Second,
-		WriteTimeout:      15 * time.Second,
-		IdleTimeout:       90 * time.Second,
-		MaxHeaderBytes:    64 << 10,
-		BaseContext:       func(net.Listener) context.Context { return base },
-		ErrorLog:          errorLog,
+	server := serving.New(s)
+	server.TLSConfig = s.tlsConfig()
+	server.ReadTimeout, server.WriteTimeout = 5*time.Second, 15*time.Second
+	server.BaseContext = func(net.Listener) context.Context { return base }
+	server.ErrorLog = errorLog
+	return server
+}
+
+func (s *Server) tlsConfig() *tls.Config {
+	c := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.deps.GetCertificate}
+	if s.cfg.ClientCA != "" {
+		c.ClientAuth, c.VerifyConnection = tls.RequireAnyClientCert, s.verifyClient
 	}
+	return c
+}
+
+// verifyClient returns an error unless an authority of [Config.ClientCA] signed the certificate of the client.
+func (s *Server) verifyClient(client tls.ConnectionState) error {
+	roots, err := cert.NewPool(s.cfg.ClientCA)
+	if err != nil {
+		return fmt.Errorf("--webhook-client-ca: %w", err)
+	}
+	options := x509.VerifyOptions{
+		Roots: roots, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	for _, c := range client.PeerCertificates[1:] {
+		options.Intermediates.AddCert(c)
+	}
+	_, err = client.PeerCertificates[0].Verify(options)
+	return err
 }
 
 // handshakeErrors counts the lines of an error log about clients that do not accept the certificate.

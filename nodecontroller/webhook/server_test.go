@@ -6,10 +6,17 @@ package webhook
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
+	"math/big"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -21,12 +28,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/cert"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // alone returns a fixture whose server has no API server, and a function that stops it.
-func alone(t *testing.T) (f *fixture, stop func()) {
+func alone(t *testing.T, change ...func(*Config)) (f *fixture, stop func()) {
 	t.Helper()
 	unreachable := &rest.Config{Host: "127.0.0.1:1"}
 	client, err := kubernetes.NewForConfig(unreachable)
@@ -40,6 +48,9 @@ func alone(t *testing.T) (f *fixture, stop func()) {
 	informers := kube.NewInformers(client, meta, "d")
 	f = &fixture{TB: t, cfg: testConfig("d"), ns: "n"}
 	f.cert, f.ca = servingPair()
+	for _, c := range change {
+		c(&f.cfg)
+	}
 	f.s, err = New(f.cfg, Deps{
 		Client: client, Claims: informers.Claims(), Classes: informers.Classes(), Registry: prometheus.NewRegistry(),
 		GetCertificate: f.certificate,
@@ -168,6 +179,83 @@ func TestProtocols(t *testing.T) {
 	if body, _ := io.ReadAll(plain.Body); plain.StatusCode != 400 {
 		t.Errorf("without TLS: %d %s", plain.StatusCode, body)
 	}
+}
+
+// TestClientCertificates: with --webhook-client-ca only clients with a certificate of that authority get an answer.
+func TestClientCertificates(t *testing.T) {
+	authority, other := newAuthority(t), newAuthority(t)
+	file := filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(file, authority.pem, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, stop := alone(t, func(c *Config) { c.ClientCA = file })
+	defer stop()
+	answered := func(certificates ...tls.Certificate) bool {
+		web := f.web()
+		web.Transport.(*http.Transport).TLSClientConfig.Certificates = certificates
+		response, err := web.Post("https://"+f.s.Address()+"/pod/mutate", "application/json", strings.NewReader("{}"))
+		if err == nil {
+			response.Body.Close()
+		}
+		return err == nil
+	}
+	client := authority.sign(t, x509.ExtKeyUsageClientAuth)
+	for name, refused := range map[string]bool{
+		"none":                 answered(),
+		"of another authority": answered(other.sign(t, x509.ExtKeyUsageClientAuth)),
+		"for servers":          answered(authority.sign(t, x509.ExtKeyUsageServerAuth)),
+	} {
+		if refused {
+			t.Errorf("a client with the certificate %q gets an answer", name)
+		}
+	}
+	if !answered(client) {
+		t.Error("the API server gets no answer")
+	}
+	f.must(os.WriteFile(file, other.pem, 0o600))
+	if answered(client) || !answered(other.sign(t, x509.ExtKeyUsageClientAuth)) {
+		t.Error("the file was replaced, and the former authority counts")
+	}
+	cfg := testConfig("d")
+	cfg.ClientCA = file + ".none"
+	if _, err := New(cfg, Deps{Registry: prometheus.NewRegistry()}); err == nil || !strings.Contains(err.Error(), "--webhook-client-ca: ") {
+		t.Errorf("a file that does not exist: %v", err)
+	}
+}
+
+// authority signs certificates of clients.
+type authority struct {
+	key  *ecdsa.PrivateKey
+	cert *x509.Certificate
+	pem  []byte
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "clients"}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoded, err := cert.EncodeCertificates(ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &authority{key, ca, encoded}
+}
+
+func (a *authority) sign(t *testing.T, usage x509.ExtKeyUsage) tls.Certificate {
+	t.Helper()
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(2), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{usage},
+	}, a.cert, a.key.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.key}
 }
 
 func TestAddressInUse(t *testing.T) {

@@ -873,7 +873,7 @@ admissionPolicy: {enabled: true}
 serviceAccount: {name: second-account}`),
 		"chart, webhooks of another": charted(t, `fullnameOverride: second
 driver: {name: Other.example.com}
-nodecontroller: {enabled: true, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: second, certificate: secret, failurePolicy: Fail, namespaces: [default], configurationAnnotations: {a: b}}}`),
+nodecontroller: {enabled: true, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: second, certificate: secret, clientCA: /etc/clients/ca.crt, failurePolicy: Fail, namespaces: [default], configurationAnnotations: {a: b}}}`),
 		"all-in-one with a file and webhooks": withComponents(t, "configuration-file", "components/webhooks-enforce"),
 		"chart, more than the driver":         charted(t, fileOfPage(t, "install.md", "more-values.yaml")),
 		"chart, node on the host's network": charted(t, "mode: node\nhostNetwork: true\nhttpPort: 9080\nkubeletDir: /var/lib/k0s/kubelet\n"+

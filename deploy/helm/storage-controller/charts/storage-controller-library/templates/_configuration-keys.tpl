@@ -151,6 +151,7 @@ nodecontroller.topology-node-key
 nodecontroller.webhook-addr
 nodecontroller.webhook-cert-mode
 nodecontroller.webhook-cert-secret
+nodecontroller.webhook-client-ca
 nodecontroller.webhook-config-name
 nodecontroller.webhook-service
 otlp-endpoint
@@ -236,6 +237,7 @@ volume-name-uuid-length
 webhook-addr
 webhook-cert-mode
 webhook-cert-secret
+webhook-client-ca
 webhook-config-name
 webhook-service
 worker-threads
