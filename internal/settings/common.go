@@ -132,7 +132,7 @@ func endpointOptions() []Option {
 		{Name: "driver-health-endpoint", Default: "",
 			Usage: "address that serves the health of the CSI driver at /healthz, such as :9808, for the livenessProbe of the " +
 				"driver's container; replaces livenessprobe; empty means none"},
-		{Name: "probe-timeout", Default: time.Second, Usage: "timeout of Probe for --driver-health-endpoint, including the connection"},
+		{Name: "probe-timeout", Default: 3 * time.Second, Usage: "timeout of Probe for --driver-health-endpoint, including the connection"},
 		{Name: "enable-pprof", Default: false, Usage: "serve profiles under /debug/pprof/ at the HTTP endpoint"},
 		{Name: "otlp-endpoint", Default: "", Usage: "URL of an OpenTelemetry collector for traces (OTLP over gRPC), " +
 			"such as http://collector:4317, or https:// for TLS; empty means no tracing"},
