@@ -56,7 +56,7 @@ var anyValue = strings.Fields(`exit-on-connection-loss max-grpc-log-length kubec
 	extra-create-metadata controller-publish-readonly prevent-volume-mode-conversion snapshot-orphan-sweep-interval node-deployment
 	node-deployment-immediate-binding enable-capacity capacity-ownerref-level capacity-for-immediate-binding
 	handle-volume-inuse-error extra-modify-metadata print-config driver-name node-finalizer-wait-for-others skip-node-finalize
-	node-cleanup-static resize-nudge enable-webhooks cert-dir device-class-parameter namespace yes volumes help`)
+	node-cleanup-static resize-nudge enable-webhooks cert-dir webhook-client-ca device-class-parameter namespace yes volumes help`)
 
 // TestWrongValues: a wrong value of any flag ends each command that has the flag with the exit code of a usage error.
 func TestWrongValues(t *testing.T) {
