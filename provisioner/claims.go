@@ -167,7 +167,6 @@ func (l *claimLoop) register(registrations *kube.Registrations) {
 	}
 	add(l.c.classes.Handle(kube.Handlers[*storagev1.StorageClass]{
 		Add: l.classChanged, Update: func(_, class *storagev1.StorageClass) { l.classChanged(class) },
-		Delete: func(*storagev1.StorageClass) { l.c.countClasses() },
 	}))
 	add(l.c.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{Add: l.claimAdded, Update: l.claimUpdated, Delete: l.claimDeleted}))
 }
@@ -246,7 +245,6 @@ func (l *claimLoop) claimDeleted(claim *corev1.PersistentVolumeClaim) {
 
 // classChanged wakes the claims that wait for the class, or for another one of its name.
 func (l *claimLoop) classChanged(class *storagev1.StorageClass) {
-	l.c.countClasses()
 	if !l.c.driver.is(class.Provisioner) {
 		return
 	}

@@ -94,8 +94,7 @@ type Controller struct {
 	csiNodes    kube.Informer[*storagev1.CSINode]          // only with topology
 	attachments kube.Informer[*storagev1.VolumeAttachment] // only if the driver publishes
 
-	severalClasses atomic.Bool   // the driver has more than one StorageClass
-	requests       atomic.Uint64 // the number of CreateVolume requests that were prepared
+	requests atomic.Uint64 // the number of CreateVolume requests that were prepared
 
 	claimLoop atomic.Pointer[claimLoop] // nil while this replica does not lead
 }

@@ -28,55 +28,59 @@ func hangsFor(concerns func(request any) bool) csitest.Step {
 
 // A StorageClass whose calls hang leaves a worker to the claims, and to the deletions, of another class.
 func TestClassThatHangs(t *testing.T) {
-	const workers, limit, claims = 5, 4, 7
+	const workers, limit, claims = 6, 4, 7
 	f := newFixture(t, csitest.Config{}, func(c *Config) { c.WorkerThreads, c.Timeout = workers, time.Hour })
 	class := map[string]string{}
-	for _, name := range []string{"hangs", "answers"} {
+	for _, name := range []string{"hangs", "busy", "answers"} {
 		class[name] = f.Unique(name)
 		f.makeClass(func(c *storagev1.StorageClass) { c.Name, c.Parameters = class[name], map[string]string{"which": name} })
 	}
 	f.Plugin.Always(create, hangsFor(func(request any) bool {
 		r, ok := request.(*csi.CreateVolumeRequest)
-		return ok && r.Parameters["which"] == "hangs"
+		return ok && r.Parameters["which"] != "answers"
 	}))
 	f.start()
 	claim := func(name, of string) *corev1.PersistentVolumeClaim {
 		return f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name, c.Spec.StorageClassName = name, new(class[of]) })
 	}
-	var hanging []*corev1.PersistentVolumeClaim
+	hanging := []*corev1.PersistentVolumeClaim{claim("busy", "busy")} // without another class there is no limit
+	f.Wait(create, 1)
 	for i := range claims {
 		hanging = append(hanging, claim(fmt.Sprint("hangs", i), "hangs"))
 	}
-	f.Wait(create, limit)
+	f.Wait(create, limit+1)
 	answered := f.saved(claim("answers", "answers"))
-	f.Calls(create, limit+1)
+	f.Calls(create, limit+2)
 
 	f.Plugin.Always(create, nil)
 	f.Plugin.Release()
-	handles := map[string]bool{} // of the class that hangs
+	handles := map[string]bool{} // of the classes that hang
 	var volumes []*corev1.PersistentVolume
 	for _, c := range hanging {
 		pv := f.saved(c)
 		volumes, handles[pv.Spec.CSI.VolumeHandle] = append(volumes, pv), true
 	}
-	f.Calls(create, claims+1)
+	f.Calls(create, claims+2)
 	f.Plugin.Always(remove, hangsFor(func(request any) bool {
 		r, ok := request.(*csi.DeleteVolumeRequest)
 		return ok && handles[r.VolumeId]
 	}))
-	for _, pv := range volumes {
+	for i, pv := range volumes {
 		f.phase(pv, corev1.VolumeReleased)
+		if i == 0 {
+			f.Wait(remove, 1)
+		}
 	}
-	f.Wait(remove, limit)
+	f.Wait(remove, limit+1)
 	f.phase(answered, corev1.VolumeReleased)
 	f.gone(answered)
-	f.Calls(remove, limit+1)
+	f.Calls(remove, limit+2)
 	f.Plugin.Always(remove, nil)
 	f.Plugin.Release()
 	for _, pv := range volumes {
 		f.gone(pv)
 	}
-	f.Calls(remove, claims+1)
+	f.Calls(remove, claims+2)
 }
 
 // The only class of a driver uses all workers.
