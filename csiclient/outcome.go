@@ -71,6 +71,14 @@ func OutcomeOf(err error) Outcome {
 	return Final
 }
 
+// ExcludesEarlier reports whether err, with which a repeated call has failed, also means that the equal calls before it have no
+// effect: the driver refuses the arguments. All other errors may be those of a step that comes before the search for an existing
+// volume or snapshot.
+func ExcludesEarlier(err error) bool {
+	code := status.Code(err)
+	return code == codes.InvalidArgument || code == codes.OutOfRange
+}
+
 // refused reports whether the message is that of a driver that has refused a request for its size.
 func refused(message string) bool {
 	var size, limit int

@@ -147,9 +147,13 @@ func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
 	exists = exists && newest.GetUID() == obj.GetUID()
 	switch {
 	case err == nil && (!exists || step.change.AppliedTo(stored)):
-		if step.again {
-			l.memories.update(obj.GetUID(), func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
-		}
+		l.memories.update(obj.GetUID(), func(m *memory) {
+			if step.again {
+				m.record = step.change.SetAnnotations[AnnRequest]
+			} else if m.unrecorded(l.content(obj)) {
+				neverCalled(m)
+			}
+		})
 		return nil
 	case l.outdated(obj, err):
 		return nil // decide again
@@ -174,7 +178,6 @@ func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
 func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) error {
 	c := s.content
 	isNew := c.known().handle == ""
-	forced := c.terminating() && c.forced(s.memory)
 	release, err := l.c.shareVolumes(ctx, c)
 	if err != nil {
 		return err
@@ -195,20 +198,25 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 	defer cancel()
 	a, err := l.calls.create(call, c, step.request, s.secrets)
 	if err == nil {
-		l.memories.update(c.uid(), func(m *memory) { m.outcome, m.answer = definite, a })
+		l.memories.update(c.uid(), func(m *memory) { m.outcome, m.answer, m.remains = definite, a, "" })
 		l.replays.answered(c.uid(), a)
 		return nil
 	}
-	final := csiclient.OutcomeOf(err) == csiclient.Final
-	if final || forced {
+	ended, remains := c.endedBy(err, step.request.Name, s.memory)
+	if ended {
 		l.replays.end(c.uid())
 	}
-	if (final || forced) && ctx.Err() == nil {
-		l.memories.update(c.uid(), func(m *memory) { m.outcome = definite })
+	if ended && ctx.Err() == nil {
+		l.memories.update(c.uid(), func(m *memory) {
+			m.outcome = definite
+			if remains != "" || csiclient.ExcludesEarlier(err) {
+				m.remains = remains
+			}
+		})
 	}
 	switch {
 	case c.terminating() && c.released():
-		return l.replayFailed(ctx, c, step.request.Name, err, final, forced)
+		return l.replayFailed(ctx, c, err, ended, remains)
 	case isNew:
 		return l.report(ctx, obj, doReportCreation, failure{creationError(c, err), err}, cause{})
 	}

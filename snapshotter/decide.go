@@ -239,7 +239,7 @@ func (d driver) decideCreate(s state) step {
 		return step{action: doAnnounce, reason: "MalformedRequest", cause: cause{"malformed", ""}, err: malformed}
 	case !c.bound():
 		return fail(fmt.Errorf("cannot create snapshot. Snapshot content %s not bound to a snapshot", c.meta.Name))
-	case recorded == nil && s.class != nil && s.class.driver != d.name:
+	case (recorded == nil || !s.memory.binds(c)) && s.class != nil && s.class.driver != d.name:
 		return step{reason: "ClassOfOtherDriver"}
 	}
 	request, err := d.createRequest(c, s.class, s.memory)
@@ -275,13 +275,13 @@ func (s state) confirmed(next step) step {
 	return next
 }
 
-// recordRequest adds the record of r to change, which replaces a malformed record.
+// recordRequest adds the record of r to change, which replaces a malformed record and that of another request.
 func recordRequest(c *content, change *kube.MetadataPatch, r *createRequest) {
 	if change.Tests == nil {
 		change.Tests = map[string]any{}
 	}
 	maps.Copy(change.Tests, recordTest(c)) // another leader may have recorded another request
-	if _, malformed := c.recordedRequest(); malformed != nil {
+	if recorded, malformed := c.recordedRequest(); malformed != nil || recorded != nil && !recorded.equal(r) {
 		change.SetAnnotations = map[string]string{AnnRequest: r.encode()}
 		return
 	}

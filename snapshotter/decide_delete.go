@@ -7,7 +7,10 @@ import (
 	"fmt"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -107,6 +110,27 @@ func (c *content) forced(m memory) bool {
 	return m.outcome != definite && !c.has(c.creating) && c.has(AnnRequest) && (c.known().handle == "" || m.announced[blockedOutcome])
 }
 
+// endedBy reports whether err, with which a create call has failed, ends the wait for its outcome, and why the snapshot may exist
+// all the same. before is the memory before the call. Once a call of this process was indeterminate, only an error that excludes
+// the snapshot ends the wait, or a lack of space, which would block a deletion for long. Whether a call of an earlier process
+// was, is unknown: one repetition ends the wait.
+func (c *content) endedBy(err error, name string, before memory) (ended bool, remains string) {
+	final, why := csiclient.OutcomeOf(err) == csiclient.Final, ""
+	earlier := c.known().handle == "" && c.indeterminate(before)
+	switch {
+	case final && (!earlier || csiclient.ExcludesEarlier(err)):
+		return true, ""
+	case c.terminating() && c.forced(before):
+		why = fmt.Sprintf("annotation %s was removed", c.creating)
+	case final && (before.outcome == unknown || status.Code(err) == codes.ResourceExhausted):
+		why = "an earlier call may have succeeded"
+	default:
+		return false, ""
+	}
+	return true, fmt.Sprintf("%s is indeterminate (%v), and %s. Check the storage system for the %s %q, which may remain",
+		c.create, err, why, c.noun, name)
+}
+
 // decideDelete handles a content whose snapshot is deleted at the driver.
 func (d driver) decideDelete(s state) step {
 	c := s.content
@@ -173,6 +197,8 @@ func (c *content) decideRelease(m memory) step {
 	switch {
 	case m.answer != nil && retained:
 		s.warning = kept(c, m.answer.handle)
+	case m.remains != "":
+		s.warning = m.remains
 	case c.preProvisioned() && !retained && c.deletedHandle(m) == "" && (c.status == nil || c.known().hasErr): // else it is deleted
 		s.warning = "The content was neither bound nor checked. " + kept(c, c.handle)
 	}

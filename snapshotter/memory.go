@@ -35,6 +35,8 @@ type memory struct {
 	recordRefused bool
 	// answer is a response that is not written to the status yet.
 	answer *answer
+	// remains says why a snapshot may exist that no call has returned; empty if none may. A deletion ends with it as a warning.
+	remains string
 	// deleted: the driver has deleted the snapshot. The finalizer is not removed yet.
 	deleted bool
 	// checks counts the responses in a row with a snapshot that is not ready. The next check is due
@@ -60,6 +62,10 @@ func (m *memory) written(a *answer, now time.Time, cfg Config) {
 	m.nextCheck = now.Add(cfg.checkDelay(m.checks))
 	m.checks++
 }
+
+// binds reports whether every call must repeat the recorded request of c: the snapshot exists, or may have been created by an
+// earlier call. After a definite error, a changed class or name replaces the record.
+func (m memory) binds(c *content) bool { return m.outcome != definite || c.known().handle != "" }
 
 // unrecorded reports whether neither m nor c has a record of a CreateSnapshot.
 func (m memory) unrecorded(c *content) bool {

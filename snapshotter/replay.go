@@ -154,17 +154,17 @@ func (l *loop[T, C]) repeat(ctx context.Context, key contentKey, r *replay, secr
 	return nil
 }
 
-// replayFailed handles the error of a repeated CreateSnapshot with that name for a content that is being deleted.
-func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, name string, err error, final, forced bool) error {
+// replayFailed handles the error of a repeated create call for a content that is being deleted. ended and remains are the results of
+// [content.endedBy].
+func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, err error, ended bool, remains string) error {
 	switch {
 	case ctx.Err() != nil: // the term has ended
 		return err
-	case final:
+	case ended && remains == "":
 		klog.FromContext(ctx).Info("Repeated creation failed, no snapshot exists", "rpc", c.create, "err", err)
 		return nil
-	case forced:
-		l.event(c, warning, c.deleted, fmt.Sprintf("%s is indeterminate (%v), and annotation %s was removed. "+
-			"Check the storage system for the %s %q, which may remain", c.create, err, c.creating, c.noun, name))
+	case ended:
+		l.announceWarning(c, remains, c.deleted, remains)
 		return nil
 	}
 	waitsFor := cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, err)}

@@ -69,15 +69,36 @@ func (c *content) recordedRequest() (*createRequest, error) {
 	return &r, nil
 }
 
-// createRequest returns the request for c: the recorded one, the one of an earlier call of this
-// process, or else the one for class, which is nil if it does not exist.
+// equal reports whether both are the same request to the driver.
+func (r createRequest) equal(other *createRequest) bool {
+	return r.Name == other.Name && maps.Equal(r.Parameters, other.Parameters)
+}
+
+// createRequest returns the request for c: the recorded one, or the one of an earlier call of this process, while it binds, else
+// the one for class, which is nil if it does not exist. A snapshot that may remain has the recorded name.
 func (d driver) createRequest(c *content, class *class, m memory) (*createRequest, error) {
-	if recorded, err := c.recordedRequest(); err == nil && recorded != nil {
+	recorded, err := c.recordedRequest()
+	if err != nil || recorded == nil {
+		recorded = m.request
+	}
+	if recorded != nil && m.binds(c) {
 		return recorded, nil
 	}
-	if m.request != nil {
-		return m.request, nil
+	request, err := d.newRequest(c, class)
+	if err != nil || recorded == nil {
+		return request, err
 	}
+	if m.remains != "" {
+		request.Name = recorded.Name
+	}
+	if request.equal(recorded) {
+		return recorded, nil
+	}
+	return request, nil
+}
+
+// newRequest returns the request for c and its class.
+func (d driver) newRequest(c *content, class *class) (*createRequest, error) {
 	inputs := func(cause string) error {
 		return fmt.Errorf("failed to get input parameters to create %s for content %s: %q", c.noun, c.meta.Name, cause)
 	}

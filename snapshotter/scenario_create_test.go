@@ -4,6 +4,7 @@
 package snapshotter
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -15,6 +16,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -197,6 +200,51 @@ func TestSnapshotterScenarioCreate(t *testing.T) {
 			f.Unique("v1")+`: "volumesnapshotclass.snapshot.storage.k8s.io \"`+f.Unique("c1")+`\" not found"`))
 		f.class("c1", map[string]string{"a": "b"})
 		f.until("is complete", isComplete) // long before the back-off of an hour ends
+	})
+	t.Run("012_class_corrected", func(t *testing.T) {
+		good := map[string]string{"a": "good"}
+		for name, restart := range map[string]bool{"": false, "_after_a_restart": true} {
+			for _, code := range []codes.Code{codes.InvalidArgument, codes.Internal} {
+				t.Run(code.String()+name, func(t *testing.T) {
+					f := newFixture(t, csitest.Config{}, nil)
+					f.Plugin.Always(createSnapshot, func(_ context.Context, _ *csitest.Plugin, r any, do func() (any, error)) (any, error) {
+						if !maps.Equal(r.(*csi.CreateSnapshotRequest).Parameters, good) {
+							return nil, status.Error(code, "bad parameters")
+						}
+						return do()
+					})
+					f.class("c1", map[string]string{"a": "bad"})
+					f.start()
+					f.content("v1", nil)
+					f.until("reports it", hasError("bad parameters"))
+					if restart {
+						f.Crash()
+					}
+					f.deleteClass("c1")
+					f.class("c1", good)
+					if restart {
+						f.start()
+					}
+					o := f.until("is complete", isComplete)
+					if request, err := snapshotContent(o).recordedRequest(); err != nil || !maps.Equal(request.Parameters, good) {
+						t.Errorf("record %v, %v", request, err)
+					}
+				})
+			}
+		}
+	})
+	t.Run("012_class_changed_while_indeterminate", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.indeterminate(codes.Unavailable)
+		f.deleteClass("c1")
+		f.class("c1", map[string]string{"a": "other"})
+		f.Plugin.Always(createSnapshot, nil)
+		f.until("is complete", isComplete)
+		for _, r := range f.created() {
+			if r.Parameters["a"] != "b" {
+				t.Errorf("request %v", r)
+			}
+		}
 	})
 	t.Run("013_no_class_and_class_of_another_driver", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)

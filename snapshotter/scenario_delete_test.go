@@ -70,6 +70,25 @@ func (f *fixture) waitsForOutcome(code codes.Code) {
 	}
 }
 
+// deleteAtDriver deletes all snapshots at the driver.
+func (f *fixture) deleteAtDriver() {
+	f.Helper()
+	for _, s := range f.Plugin.Snapshots() {
+		_, err := f.Plugin.DeleteSnapshot(f.Context(), &csi.DeleteSnapshotRequest{SnapshotId: s.ID})
+		f.Must(err)
+	}
+}
+
+// remains fails the test unless the driver has a snapshot if it should, and an event with these parts says so.
+func (f *fixture) remains(does bool, parts ...string) {
+	f.Helper()
+	left := f.Plugin.Snapshots()
+	events := f.events.with(append(parts, "Warning SnapshotDeleteError ", `snapshot "snapshot-`+uid+`"`, "may remain")...)
+	if len(left) > 0 != does || len(events) > 0 != does {
+		f.Errorf("snapshots %v, events %q", left, f.events.all())
+	}
+}
+
 func TestSnapshotterScenarioDelete(t *testing.T) {
 	t.Run("021_041_indeterminate", func(t *testing.T) {
 		for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted} {
@@ -85,6 +104,47 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 				f.waitsForOutcome(code)
 			})
 		}
+	})
+	// The driver has created the snapshot, and answers with an error that does not exclude it.
+	for name, end := range map[string]func(*fixture){
+		"answered": func(f *fixture) { f.Plugin.Always(createSnapshot, nil) },
+		"excluded": func(f *fixture) {
+			f.deleteAtDriver()
+			f.Plugin.Always(createSnapshot, csitest.Fail(codes.InvalidArgument, "no"))
+		},
+		"annotation_removed": func(f *fixture) { f.annotate("v1", AnnBeingCreated, nil) },
+	} {
+		t.Run("041_indeterminate_then_internal_"+name, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, nil)
+			f.indeterminate(codes.DeadlineExceeded)
+			f.Plugin.Always(createSnapshot, csitest.Fail(codes.Internal, "no"))
+			f.until("reports it", hasError("Internal"))
+			f.delete("v1")
+			f.waitEvent("Normal SnapshotDeletePending Waiting for the outcome of CreateSnapshot: ", "Internal")
+			f.Calls(removeSnapshot, 0)
+			end(f)
+			f.until("is deleted", isDeleted)
+			f.remains(name == "annotation_removed", AnnBeingCreated)
+		})
+	}
+	t.Run("041_indeterminate_then_resource_exhausted", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.indeterminate(codes.DeadlineExceeded)
+		f.Plugin.Always(createSnapshot, csitest.Fail(codes.ResourceExhausted, "full"))
+		f.delete("v1")
+		f.until("is deleted", isDeleted)
+		f.remains(true, "full")
+	})
+	t.Run("041_indeterminate_then_internal_after_a_restart", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.indeterminate(codes.DeadlineExceeded)
+		f.Crash()
+		f.Plugin.Always(createSnapshot, csitest.Fail(codes.Internal, "no"))
+		f.start()
+		f.until("reports it", hasError("Internal"))
+		f.delete("v1")
+		f.until("is deleted", isDeleted)
+		f.remains(true, "Internal")
 	})
 	t.Run("021_042_060_final", func(t *testing.T) {
 		for code := codes.Code(2); code <= codes.Unauthenticated; code++ {

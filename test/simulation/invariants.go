@@ -234,6 +234,10 @@ func (s *simulation) answered(to *replica, r any, err error) {
 		return
 	}
 	switch r := r.(type) {
+	case *csi.CreateSnapshotRequest:
+		if err != nil { // after a definite error, a changed class changes the request
+			delete(s.checker.taken.requests, contentOf(r.GetName()))
+		}
 	case *csi.CreateVolumeRequest:
 		if err != nil {
 			delete(s.checker.creates.requests, r.GetName())

@@ -25,7 +25,7 @@ import (
 type snapshotChecker struct {
 	contents map[string]*snapshotv1.VolumeSnapshotContent // the last state of all that have ever existed, by name
 	read     reads[*snapshotv1.VolumeSnapshotContent]
-	requests map[string]*csi.CreateSnapshotRequest // the first one, by name of the content
+	requests map[string]*csi.CreateSnapshotRequest // the one that binds, by name of the content
 	recorded map[string]bool                       // contents that have recorded a request
 }
 
@@ -57,8 +57,8 @@ func (s *simulation) readContent(from *replica, name string, content *snapshotv1
 	s.checker.taken.read.received(from, name, content, at)
 }
 
-// mayCreateSnapshot returns an error unless a content records the call, and all calls for it are equal. The snapshot-controller
-// may have removed the record since.
+// mayCreateSnapshot returns an error unless a content records the call, and all calls for it since the last definite error are
+// equal. The snapshot-controller may have removed the record since.
 func (s *simulation) mayCreateSnapshot(r *csi.CreateSnapshotRequest) error {
 	content := s.contents()[contentOf(r.GetName())]
 	if content == nil {
