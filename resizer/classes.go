@@ -5,7 +5,6 @@ package resizer
 
 import (
 	"context"
-	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,12 +20,8 @@ var attributesClasses = schema.GroupVersionResource{
 	Group: storagev1.GroupName, Version: "v1", Resource: "volumeattributesclasses",
 }
 
-// maxClassesDelay bounds the time between two attempts to list VolumeAttributesClasses. It begins with a second: an API server
-// that starts may refuse the first ones.
-const maxClassesDelay = 30 * time.Second
-
-// listClasses reports whether VolumeAttributesClasses can be listed. Without, volumes are not modified.
-func (t *term) listClasses(ctx context.Context) bool {
+// listClasses returns an error if VolumeAttributesClasses cannot be listed. Then volumes are not modified.
+func (t *term) listClasses(ctx context.Context) error {
 	_, err := t.c.deps.Client.StorageV1().VolumeAttributesClasses().List(ctx, metav1.ListOptions{Limit: 1})
 	t.classesServed.Store(err == nil)
 	switch {
@@ -35,7 +30,7 @@ func (t *term) listClasses(ctx context.Context) bool {
 	case ctx.Err() == nil && t.c.noClasses.Swap(&err) == nil:
 		logNoClasses(klog.FromContext(ctx), err)
 	}
-	return err == nil
+	return err
 }
 
 func logNoClasses(log klog.Logger, err error) {
@@ -53,16 +48,9 @@ func logNoClasses(log klog.Logger, err error) {
 
 // awaitClasses enqueues the modifications when VolumeAttributesClasses can be listed.
 func (t *term) awaitClasses(ctx context.Context) {
-	for delay := time.Second; !t.classesServed.Load(); delay = min(2*delay, maxClassesDelay) {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(delay):
-		}
-		if t.listClasses(ctx) {
-			klog.FromContext(ctx).Info("Volumes are modified: VolumeAttributesClasses can be listed")
-			t.enqueueAll(t.queue.Add)
-		}
+	if kube.Recheck(ctx, t.listClasses) {
+		klog.FromContext(ctx).Info("Volumes are modified: VolumeAttributesClasses can be listed")
+		t.enqueueAll(t.queue.Add)
 	}
 }
 

@@ -182,7 +182,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if err := t.registrations.Wait(ctx, "resizer caches"); err != nil {
 		return err
 	}
-	if c.driver.modifies && !t.listClasses(ctx) {
+	if c.driver.modifies && t.listClasses(ctx) != nil {
 		t.background.Go(func() { t.awaitClasses(background) })
 	}
 	defer c.noClasses.Store(nil)

@@ -171,5 +171,8 @@ func groupResource(version, resource string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: groupv1.GroupName, Version: version, Resource: resource}
 }
 
+// groupVersionOld has another schema and is only looked for.
+const groupVersionOld = "v1beta1"
+
 // groupVersions are the versions of group snapshots in the order of preference. They have one schema.
 var groupVersions = []string{"v1", "v1beta2"}

@@ -7,14 +7,12 @@ package snapshotter
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -133,8 +131,7 @@ func (l *loop[T, C]) readSecret(ctx context.Context, obj T, step step, r *reads)
 	if step.report == doReportCheck {
 		return l.report(ctx, obj, step.report, checkError(c, err), cause{})
 	}
-	return l.report(ctx, obj, step.report,
-		fmt.Errorf("failed to get input parameters to create %s for content %s: %q", c.noun, c.meta.Name, err.Error()), cause{})
+	return l.report(ctx, obj, step.report, inputsError(c, err.Error()), cause{})
 }
 
 // record writes the finalizer and the request before the first call.
@@ -166,11 +163,12 @@ func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
 		l.memories.update(obj.GetUID(), func(m *memory) { m.recordRefused = true })
 	}
 	report := doReportCreation
-	if c := l.content(obj); c.terminating() && c.released() {
+	c := l.content(obj)
+	if c.terminating() && c.released() {
 		report = doReportDeletion
 	}
-	return l.report(ctx, obj, report,
-		fmt.Errorf("failed to add VolumeSnapshotBeingCreated annotation on the content %s: %w", obj.GetName(), err), cause{})
+	return l.report(ctx, obj, report, fmt.Errorf("failed to add %sBeingCreated annotation on the %s %s: %w",
+		strings.TrimSuffix(c.kind.name, "Content"), c.object, c.meta.Name, err), cause{})
 }
 
 // create calls CreateSnapshot, for a new snapshot, to check one that is not ready, or to learn the
@@ -202,7 +200,7 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 		l.replays.answered(c.uid(), a)
 		return nil
 	}
-	ended, remains := c.endedBy(err, step.request.Name, s.memory)
+	ended, remains := s.memory.endedBy(c, err, step.request.Name)
 	if ended {
 		l.replays.end(c.uid())
 	}
@@ -228,7 +226,11 @@ func (l *loop[T, C]) check(ctx context.Context, obj T, s state) error {
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
 	a, err := l.calls.check(call, s.content, s.secrets)
-	if err != nil {
+	switch {
+	case err != nil && s.content.terminating() && s.memory.awaitsCheck(s.content) && isAbsent(err):
+		l.memories.update(s.content.uid(), func(m *memory) { m.absent = true })
+		return nil
+	case err != nil:
 		return l.report(ctx, obj, doReportCheck, failure{checkError(s.content, err), err}, cause{})
 	}
 	l.memories.update(s.content.uid(), func(m *memory) { m.answer = a })
@@ -246,8 +248,15 @@ func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step)
 		if err != nil {
 			err = fmt.Errorf("error updating status for volume %s content %s: snapshot controller failed to update %s on API server: %w",
 				c.noun, c.meta.Name, c.meta.Name, err)
-			if kube.IsRefused(err) {
-				l.announceWarning(c, "status", c.checked, err.Error())
+			report, reason := doReportCheck, c.checked
+			if c.dynamic() && c.known().handle == "" {
+				report, reason = doReportCreation, c.created
+			}
+			switch {
+			case kube.IsUnstorable(err):
+				return l.report(ctx, obj, report, unusable{err}, cause{})
+			case kube.IsRefused(err):
+				l.announceWarning(c, "status", reason, err.Error())
 			}
 			return err
 		}
@@ -281,67 +290,4 @@ func (l *loop[T, C]) patch(ctx context.Context, obj T, change kube.MetadataPatch
 		l.confirm(l.content(obj))
 	}
 	return stored, err
-}
-
-// patchStatus applies change to the status of obj. If obj is outdated, it is read, and the next
-// attempt decides again.
-func (l *loop[T, C]) patchStatus(ctx context.Context, obj T, change statusChange) error {
-	c := l.content(obj)
-	data, err := change.patch(c)
-	if err != nil {
-		return err
-	}
-	written, err := l.status.Patch(ctx, obj.GetName(), types.JSONPatchType, data, metav1.PatchOptions{})
-	switch {
-	case apierrors.IsForbidden(err):
-		written, err = l.objects.UpdateInstead(ctx, l.status, obj, func(live T) T {
-			_, list := change["volumeSnapshotInfoList"]
-			if (change["readyToUse"] == false || list && !c.known().ready) && l.content(live).known().ready {
-				return live
-			}
-			return applied(live, change)
-		}, err)
-	case apierrors.IsInvalid(err), apierrors.IsConflict(err):
-		if _, _, readErr := l.objects.Refetch(ctx, l.writer, obj); readErr != nil {
-			return readErr
-		}
-		return err
-	}
-	if err != nil {
-		written = obj
-	}
-	if err = l.objects.RecordWrite(obj, written, err); err == nil {
-		l.confirm(c)
-	}
-	return err
-}
-
-// applied returns a copy of live with change applied to its status.
-func applied[T object](live T, change statusChange) T {
-	var fields map[string]any
-	data, err := json.Marshal(live)
-	if err == nil {
-		err = json.Unmarshal(data, &fields)
-	}
-	if err == nil {
-		members, _ := fields["status"].(map[string]any)
-		if members == nil {
-			members = map[string]any{}
-		}
-		for name, value := range change {
-			if members[name] = value; value == nil {
-				delete(members, name)
-			}
-		}
-		fields["status"] = members
-		data, err = json.Marshal(fields)
-	}
-	changed := reflect.New(reflect.TypeOf(live).Elem()).Interface().(T) // decoding into live would keep the removed members
-	if err == nil {
-		err = json.Unmarshal(data, changed)
-	}
-	if err != nil {
-		panic(err) // an API object has an encoding
-	}
-	return changed
 }

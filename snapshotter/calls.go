@@ -5,6 +5,7 @@ package snapshotter
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -55,9 +56,20 @@ func (s snapshotCalls) check(ctx context.Context, c *content, secrets map[string
 	}
 	snapshot := find(ctx, response.GetEntries(), id)
 	if snapshot == nil {
-		return nil, fmt.Errorf("can not find snapshot for snapshotID %s", id)
+		return nil, absent(id)
 	}
 	return snapshotAnswer(snapshot)
+}
+
+// absent is the error for a snapshot that the driver does not list, in the words of csi-snapshotter.
+type absent string
+
+func (id absent) Error() string { return "can not find snapshot for snapshotID " + string(id) }
+
+// isAbsent reports whether err of a check means that the driver does not know the snapshot.
+func isAbsent(err error) bool {
+	_, notListed := errors.AsType[absent](err)
+	return notListed || status.Code(err) == codes.NotFound
 }
 
 // find returns the snapshot with that ID. Some drivers report a single snapshot under another ID.
@@ -166,4 +178,9 @@ func checkError(c *content, err error) error {
 		return fmt.Errorf("failed to list group snapshot for group snapshot content %s: %q", c.meta.Name, err.Error())
 	}
 	return fmt.Errorf("failed to list snapshot for content %s: %q", c.meta.Name, err.Error())
+}
+
+// inputsError returns the error of a create call for c that cannot be prepared, in the words of csi-snapshotter.
+func inputsError(c *content, cause string) error {
+	return fmt.Errorf("failed to get input parameters to create %s for %s %s: %q", c.noun, c.object, c.meta.Name, cause)
 }

@@ -43,7 +43,8 @@ type Config struct {
 	NodeName       string `mapstructure:"-"`
 	// Groups is the feature gate CSIVolumeGroupSnapshot.
 	Groups bool `mapstructure:"-"`
-	// RecheckInterval is the time between two searches for CRDs that are not installed.
+	// RecheckInterval is the longest time between two searches for CRDs that are not installed. A watch is closed after a third of
+	// it without them.
 	RecheckInterval time.Duration `mapstructure:"-"`
 }
 

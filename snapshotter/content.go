@@ -95,6 +95,9 @@ func (s *contentStatus) setError(e *snapshotv1.VolumeSnapshotError) {
 // known returns the status, empty if there is none.
 func (c *content) known() contentStatus { return ptr.Deref(c.status, contentStatus{}) }
 
+// cleared reports whether the result of a deleted snapshot was removed from the status. Every other status has readyToUse.
+func (s *contentStatus) cleared() bool { return s != nil && !s.hasReady }
+
 func (c *content) terminating() bool    { return c.meta.DeletionTimestamp != nil }
 func (c *content) protected() bool      { return slices.Contains(c.meta.Finalizers, c.finalizer) }
 func (c *content) has(name string) bool { _, ok := c.meta.Annotations[name]; return ok }

@@ -95,7 +95,7 @@ func newClients(config *rest.Config) (c clients, err error) {
 		return c, fmt.Errorf("creating the client of VolumeSnapshotClasses: %w", err)
 	}
 	c.groups = map[string]groupClients{}
-	for _, version := range groupVersions {
+	for _, version := range append([]string{groupVersionOld}, groupVersions...) {
 		var g groupClients
 		if g.contents, err = newGroupClient(config, version); err != nil {
 			return c, fmt.Errorf("creating the client of VolumeGroupSnapshotContents: %w", err)

@@ -6,6 +6,7 @@ package snapshotter
 import (
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
@@ -30,6 +31,7 @@ type state struct {
 	memory  memory
 	// groupReady is the readiness of the group of a member.
 	groupReady groupReadiness
+	groupFound bool // the content of this group is in the cache
 	now        time.Time
 	reads
 }
@@ -132,13 +134,11 @@ func (c *content) indeterminate(m memory) bool {
 		return false
 	case m.outcome == unknown && !c.has(c.creating):
 		// An earlier process may have called, and another writer removed the annotations: the snapshot-controller
-		// replaces all of them from its cache when it releases a deletion. Every status has readyToUse until it is
-		// cleared after a deletion of the snapshot.
+		// replaces all of them from its cache when it releases a deletion.
 		request, err := c.recordedRequest()
 		recorded := err == nil && request != nil
 		lost := m.unrecorded(c) && c.policy == snapshotv1.VolumeSnapshotContentDelete
-		cleared := c.status != nil && !c.status.hasReady
-		return c.terminating() && c.released() && (recorded || lost) && !cleared
+		return c.terminating() && c.released() && (recorded || lost) && !c.status.cleared()
 	case m.outcome == unknown:
 		return true
 	}
@@ -164,6 +164,8 @@ func (d driver) rowOf(c *content, m memory) row {
 			return release
 		case c.indeterminate(m):
 			return createToDelete
+		case m.awaitsCheck(c):
+			return check
 		case c.policy == snapshotv1.VolumeSnapshotContentDelete && !c.member() && c.deletedHandle(m) != "":
 			return deleteSnapshot
 		}
@@ -210,7 +212,7 @@ func (d driver) decide(s state) step {
 	case deleteSnapshot:
 		return d.decideDelete(s)
 	case release:
-		return c.decideRelease(s.memory)
+		return s.decideRelease()
 	case noSource:
 		return step{action: doReportCreation, reason: "NoSource",
 			err: fmt.Errorf("spec.source of %s %s has empty handles. Recreate it with handles", c.kind.name, c.meta.Name)}
@@ -238,7 +240,8 @@ func (d driver) decideCreate(s state) step {
 	case malformed != nil && !s.memory.announced["malformed"]:
 		return step{action: doAnnounce, reason: "MalformedRequest", cause: cause{"malformed", ""}, err: malformed}
 	case !c.bound():
-		return fail(fmt.Errorf("cannot create snapshot. Snapshot content %s not bound to a snapshot", c.meta.Name))
+		return fail(fmt.Errorf("cannot create %s. %s%s content %s not bound to a %[1]s",
+			c.noun, strings.ToUpper(c.noun[:1]), c.noun[1:], c.meta.Name))
 	case (recorded == nil || !s.memory.binds(c)) && s.class != nil && s.class.driver != d.name:
 		return step{reason: "ClassOfOtherDriver"}
 	}
@@ -248,7 +251,7 @@ func (d driver) decideCreate(s state) step {
 	}
 	secret, err := d.annotatedSecret(c)
 	if err != nil {
-		return fail(fmt.Errorf("failed to get input parameters to create %s for content %s: %q", c.noun, c.meta.Name, err.Error()))
+		return fail(inputsError(c, err.Error()))
 	}
 	if secret != nil && !s.reads.secret {
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportCreation}

@@ -74,18 +74,18 @@ func (d driver) decideWrite(s state, fail func(error) step) step {
 	a := s.content.withProblem(*s.memory.answer)
 	change, err := s.content.change(a, s.now)
 	if err != nil {
-		return fail(contradiction{err})
+		return fail(unusable{err})
 	}
 	return step{action: doWriteAnswer, reason: "Answered", answer: &a, status: change}
 }
 
-// contradiction is the error for a response that contradicts the status. It is not written to the
-// status, which stays valid.
-type contradiction struct{ error }
+// unusable is the error for a response that contradicts the status, or that the API server cannot store. It is not written to the
+// status, which stays valid, and the driver is asked again.
+type unusable struct{ error }
 
-func (e contradiction) Unwrap() error { return e.error }
+func (e unusable) Unwrap() error { return e.error }
 
-func isContradiction(err error) bool {
-	var c contradiction
-	return errors.As(err, &c)
+func isUnusable(err error) bool {
+	_, is := errors.AsType[unusable](err)
+	return is
 }

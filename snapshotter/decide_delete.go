@@ -32,7 +32,7 @@ func (d driver) decideReplay(s state) step {
 	case err != nil && s.isClassUncached():
 		return readClassStep()
 	case s.memory.unrecorded(c) && (err != nil || noSecret != nil): // it was probably never called
-		return c.decideRelease(s.memory)
+		return s.decideRelease()
 	case err != nil:
 		return fail(fmt.Errorf("Failed to delete %s: %s is indeterminate and cannot be repeated: %w", c.noun, c.create, err),
 			cause{blockedOutcome, fmt.Sprintf("a valid %s: %s is indeterminate and cannot be repeated: %v", c.classKind, c.create, err)})
@@ -110,19 +110,19 @@ func (c *content) forced(m memory) bool {
 	return m.outcome != definite && !c.has(c.creating) && c.has(AnnRequest) && (c.known().handle == "" || m.announced[blockedOutcome])
 }
 
-// endedBy reports whether err, with which a create call has failed, ends the wait for its outcome, and why the snapshot may exist
-// all the same. before is the memory before the call. Once a call of this process was indeterminate, only an error that excludes
+// endedBy reports whether err, with which a create call has failed, ends the wait for its outcome, and why the snapshot may
+// exist then. m is the memory before the call. Once a call of this process was indeterminate, only an error that excludes
 // the snapshot ends the wait, or a lack of space, which would block a deletion for long. Whether a call of an earlier process
 // was, is unknown: one repetition ends the wait.
-func (c *content) endedBy(err error, name string, before memory) (ended bool, remains string) {
+func (m memory) endedBy(c *content, err error, name string) (ended bool, remains string) {
 	final, why := csiclient.OutcomeOf(err) == csiclient.Final, ""
-	earlier := c.known().handle == "" && c.indeterminate(before)
+	earlier := c.known().handle == "" && c.indeterminate(m)
 	switch {
 	case final && (!earlier || csiclient.ExcludesEarlier(err)):
 		return true, ""
-	case c.terminating() && c.forced(before):
+	case c.terminating() && c.forced(m):
 		why = fmt.Sprintf("annotation %s was removed", c.creating)
-	case final && (before.outcome == unknown || status.Code(err) == codes.ResourceExhausted):
+	case final && (m.outcome == unknown || status.Code(err) == codes.ResourceExhausted):
 		why = "an earlier call may have succeeded"
 	default:
 		return false, ""
@@ -135,7 +135,7 @@ func (c *content) endedBy(err error, name string, before memory) (ended bool, re
 func (d driver) decideDelete(s state) step {
 	c := s.content
 	if s.memory.deleted {
-		return c.decideDeleted()
+		return s.decideDeleted()
 	}
 	secret, err := d.annotatedSecret(c)
 	if err != nil {
@@ -161,7 +161,8 @@ func (d driver) decideDelete(s state) step {
 }
 
 // decideDeleted handles a content whose snapshot the driver has deleted.
-func (c *content) decideDeleted() step {
+func (s state) decideDeleted() step {
+	c := s.content
 	change := clearedStatus(c)
 	switch {
 	case !c.foreignFinalizer() || len(change) == 0:
@@ -183,26 +184,32 @@ func (c *content) deletedHandle(m memory) string {
 }
 
 // decideRelease handles a content that is being deleted and has no snapshot to delete.
-func (c *content) decideRelease(m memory) step {
+func (s state) decideRelease() step {
+	c, m := s.content, s.memory
 	if m.deleted {
-		return c.decideDeleted()
+		return s.decideDeleted()
 	}
-	s := step{action: doRemoveFinalizer, reason: "NothingToDelete"}
-	s.change.Tests = recordTest(c)
-	s.change.Tests["/spec/deletionPolicy"] = c.policy // the cache may be outdated
-	if !c.has(c.creating) {                           // another leader may call CreateSnapshot meanwhile
-		s.change.Tests[kube.AnnotationPath(c.creating)] = nil
+	next := step{action: doRemoveFinalizer, reason: "NothingToDelete"}
+	next.change.Tests = recordTest(c)
+	next.change.Tests["/spec/deletionPolicy"] = c.policy // the cache may be outdated
+	if !c.has(c.creating) {                              // another leader may call CreateSnapshot meanwhile
+		next.change.Tests[kube.AnnotationPath(c.creating)] = nil
 	}
 	retained := c.policy == snapshotv1.VolumeSnapshotContentRetain
 	switch {
 	case m.answer != nil && retained:
-		s.warning = kept(c, m.answer.handle)
+		next.warning = kept(c, m.answer.handle)
 	case m.remains != "":
-		s.warning = m.remains
-	case c.preProvisioned() && !retained && c.deletedHandle(m) == "" && (c.status == nil || c.known().hasErr): // else it is deleted
-		s.warning = "The content was neither bound nor checked. " + kept(c, c.handle)
+		next.warning = m.remains
+	case m.absent:
+		next.warning = fmt.Sprintf("The driver does not find the %s %q, and deletes nothing. Check the handle at the storage system",
+			c.noun, c.handle)
+	case c.member() && c.known().handle != "" && !(c.dynamic() && c.has(AnnGroup)) && !retained && !s.groupFound: // restored
+		next.warning = fmt.Sprintf("The driver deletes the snapshot %q only with its group snapshot %q, which has no "+
+			"VolumeGroupSnapshotContent. Delete the group snapshot at the storage system if it exists and is not needed",
+			c.known().handle, c.groupHandle())
 	}
-	return s
+	return next
 }
 
 // credentials returns the error for a secret that a deletion needs.

@@ -73,7 +73,7 @@ func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, 
 		prefix, reason = "Failed to check and update "+c.noun+" content: ", c.checked
 	}
 	message := errorMessage(prefix, err)
-	if isContradiction(err) {
+	if isUnusable(err) {
 		l.memories.update(c.uid(), func(m *memory) {
 			m.answer = nil
 			if m.outcome == definite { // a deletion asks the driver again for the other snapshot
@@ -84,6 +84,9 @@ func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, 
 		return err
 	}
 	now, id, m := time.Now(), kind.id(err), l.memories.get(c.uid())
+	if c.terminating() && m.awaitsCheck(c) {
+		l.memories.update(c.uid(), func(m *memory) { m.blocked = blockedError })
+	}
 	isKnown := c.known().err == message || c.known().err != "" && m.reported == id && now.Sub(m.reportedAt) < sameErrorInterval
 	if isKnown {
 		return err

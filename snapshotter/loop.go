@@ -140,24 +140,25 @@ func (l *loop[T, C]) gather(key contentKey, r reads) (T, state) {
 		s.class = l.class(class)
 	}
 	if s.content.member() {
-		s.groupReady = l.c.groupReadiness(s.content.groupHandle())
+		s.groupReady, s.groupFound = l.c.groupReadiness(s.content.groupHandle())
 	}
 	return obj, s
 }
 
-// groupReadiness returns the readiness of the group with that handle.
-func (c *Controller) groupReadiness(handle string) groupReadiness {
+// groupReadiness returns the readiness of the group with that handle, and whether its content is in the cache.
+func (c *Controller) groupReadiness(handle string) (_ groupReadiness, found bool) {
 	w, _, _ := c.groups.get()
 	switch {
 	case c.groupsOff() != nil:
-		return groupUnknown
+		return groupUnknown, false
 	case w == nil: // they are opened, or the API server does not list them at the moment
-		return groupNotReady
+		return groupNotReady, false
 	}
-	for _, o := range w.contents.ByIndex(byGroup, handle) {
+	groups := w.contents.ByIndex(byGroup, handle)
+	for _, o := range groups {
 		if groupContent(o).known().ready {
-			return groupIsReady
+			return groupIsReady, true
 		}
 	}
-	return groupNotReady
+	return groupNotReady, len(groups) > 0
 }

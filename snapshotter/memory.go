@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -37,6 +38,8 @@ type memory struct {
 	answer *answer
 	// remains says why a snapshot may exist that no call has returned; empty if none may. A deletion ends with it as a warning.
 	remains string
+	// absent: the driver does not know the snapshot of a pre-provisioned content that is being deleted.
+	absent bool
 	// deleted: the driver has deleted the snapshot. The finalizer is not removed yet.
 	deleted bool
 	// checks counts the responses in a row with a snapshot that is not ready. The next check is due
@@ -66,6 +69,13 @@ func (m *memory) written(a *answer, now time.Time, cfg Config) {
 // binds reports whether every call must repeat the recorded request of c: the snapshot exists, or may have been created by an
 // earlier call. After a definite error, a changed class or name replaces the record.
 func (m memory) binds(c *content) bool { return m.outcome != definite || c.known().handle != "" }
+
+// awaitsCheck reports whether the snapshot of c is to be deleted, but was never checked: a backup tool creates such a content only to
+// delete the snapshot. It may be that of a group.
+func (m memory) awaitsCheck(c *content) bool {
+	return c.preProvisioned() && !c.bound() && c.policy == snapshotv1.VolumeSnapshotContentDelete && c.known().handle == "" &&
+		!c.status.cleared() && !m.deleted && !m.absent
+}
 
 // unrecorded reports whether neither m nor c has a record of a CreateSnapshot.
 func (m memory) unrecorded(c *content) bool {

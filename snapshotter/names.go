@@ -77,7 +77,7 @@ type kind struct {
 	readSecret                  string // class parameters of the secret of the call that reads the state
 	handleField                 string // of the status
 	class, classKind            string // resource and kind in messages
-	noun                        string // in messages
+	noun, object                string // in messages: what the driver has, and the content
 	create                      string // RPC in messages
 	created, checked, deleted   string // reasons of events about failures
 }
@@ -86,7 +86,7 @@ var snapshotKind = &kind{
 	name: "VolumeSnapshotContent", apiVersion: snapshotv1.SchemeGroupVersion.String(), finalizer: Finalizer,
 	creating: AnnBeingCreated, deleting: AnnBeingDeleted, secretName: AnnSecretName, secretNamespace: AnnSecretNamespace,
 	readSecret: "snapshotter-list-secret-", handleField: "snapshotHandle", class: "volumesnapshotclass.snapshot.storage.k8s.io",
-	classKind: "VolumeSnapshotClass", noun: "snapshot", create: "CreateSnapshot", created: reasonCreationFailed,
+	classKind: "VolumeSnapshotClass", noun: "snapshot", object: "content", create: "CreateSnapshot", created: reasonCreationFailed,
 	checked: reasonCheckFailed, deleted: reasonDeleteError,
 }
 
@@ -96,8 +96,8 @@ var groupKind = &kind{
 	secretName: AnnGroupSecretName, secretNamespace: AnnGroupSecretNamespace,
 	readSecret: "group-snapshotter-get-secret-", handleField: "volumeGroupSnapshotHandle",
 	class: "volumegroupsnapshotclass.groupsnapshot.storage.k8s.io", classKind: "VolumeGroupSnapshotClass", noun: "group snapshot",
-	create: "CreateVolumeGroupSnapshot", created: reasonGroupCreationFailed, checked: reasonGroupCheckFailed,
-	deleted: reasonGroupDeleteError,
+	object: "group snapshot content", create: "CreateVolumeGroupSnapshot", created: reasonGroupCreationFailed,
+	checked: reasonGroupCheckFailed, deleted: reasonGroupDeleteError,
 }
 
 // LeaseName returns the name of the Lease of csi-snapshotter for driver.

@@ -155,7 +155,7 @@ func (l *loop[T, C]) repeat(ctx context.Context, key contentKey, r *replay, secr
 }
 
 // replayFailed handles the error of a repeated create call for a content that is being deleted. ended and remains are the results of
-// [content.endedBy].
+// [memory.endedBy].
 func (l *loop[T, C]) replayFailed(ctx context.Context, c *content, err error, ended bool, remains string) error {
 	switch {
 	case ctx.Err() != nil: // the term has ended

@@ -99,16 +99,13 @@ func (d driver) createRequest(c *content, class *class, m memory) (*createReques
 
 // newRequest returns the request for c and its class.
 func (d driver) newRequest(c *content, class *class) (*createRequest, error) {
-	inputs := func(cause string) error {
-		return fmt.Errorf("failed to get input parameters to create %s for content %s: %q", c.noun, c.meta.Name, cause)
-	}
 	switch {
 	case c.class == "":
-		return nil, inputs(fmt.Sprintf("failed to take %s %s without a snapshot class", c.noun, c.meta.Name))
+		return nil, inputsError(c, fmt.Sprintf("failed to take %s %s without a %[1]s class", c.noun, c.meta.Name))
 	case class == nil:
-		return nil, inputs(fmt.Sprintf("%s %q not found", c.kind.class, c.class))
+		return nil, inputsError(c, fmt.Sprintf("%s %q not found", c.kind.class, c.class))
 	case class.driver != d.name:
-		return nil, inputs(fmt.Sprintf("%s %q is for driver %q", c.kind.class, c.class, class.driver))
+		return nil, inputsError(c, fmt.Sprintf("%s %q is for driver %q", c.kind.class, c.class, class.driver))
 	}
 	parameters, err := driverParameters(class.parameters)
 	if err != nil {

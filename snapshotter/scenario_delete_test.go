@@ -70,6 +70,13 @@ func (f *fixture) waitsForOutcome(code codes.Code) {
 	}
 }
 
+// inGroup makes the listed snapshots those of a group.
+func inGroup(r *csi.ListSnapshotsResponse) {
+	for _, e := range r.Entries {
+		e.Snapshot.GroupSnapshotId = "group-1"
+	}
+}
+
 // deleteAtDriver deletes all snapshots at the driver.
 func (f *fixture) deleteAtDriver() {
 	f.Helper()
@@ -600,6 +607,47 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.until("is deleted", isDeleted)
 		if r := f.deletions(); len(r) != 1 || r[0].SnapshotId != *o.Spec.Source.SnapshotHandle {
 			t.Errorf("requests %v", r)
+		}
+	})
+	t.Run("056_unbound_with_the_finalizer_deleted_before_its_check", func(t *testing.T) {
+		unavailable := csitest.Fail(codes.Unavailable, "no")
+		for name, test := range map[string]struct {
+			first, then csitest.Step
+			deleted     bool
+			event       string
+		}{
+			"listed_later":     {unavailable, nil, true, ""},
+			"without_a_leader": {nil, nil, true, ""},
+			"not_listed": {nil, csitest.Alter(func(r *csi.ListSnapshotsResponse) { r.Entries = nil }), false,
+				"does not find the snapshot"},
+			"snapshot_of_group": {nil, csitest.Alter(inGroup), false, `only with its group snapshot "group-1"`},
+		} {
+			t.Run(name, func(t *testing.T) {
+				f := newFixture(t, csitest.Config{Controller: capabilities(csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS)}, nil)
+				f.Plugin.Always(listSnapshots, test.first)
+				o := f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) {
+					f.preProvisioned(o)
+					o.Finalizers = []string{Finalizer}
+				})
+				f.terminate("v1")
+				if test.first == nil {
+					f.Plugin.Always(listSnapshots, test.then)
+				}
+				f.start()
+				if test.first != nil {
+					f.waitEvent("SnapshotContentCheckandUpdateFailed", "Unavailable")
+					f.Calls(removeSnapshot, 0)
+					f.Plugin.Always(listSnapshots, test.then)
+				}
+				f.until("is deleted", isDeleted)
+				if r := f.deletions(); len(r) > 0 != test.deleted || test.deleted && r[0].SnapshotId != *o.Spec.Source.SnapshotHandle {
+					t.Errorf("requests %v", r)
+				}
+				got := f.events.with("Warning SnapshotDeleteError", *o.Spec.Source.SnapshotHandle, test.event)
+				if len(got) > 0 == test.deleted {
+					t.Errorf("events %q", f.events.all())
+				}
+			})
 		}
 	})
 	t.Run("no_longer_blocked", func(t *testing.T) {

@@ -205,6 +205,19 @@ func TestSnapshotterScenarioErrors(t *testing.T) {
 		})
 		f.until("is complete", isComplete)
 	})
+	t.Run("result_that_cannot_be_stored", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{}, nil)
+		f.class("c1", nil)
+		f.Plugin.Next(createSnapshot, csitest.Alter(func(r *csi.CreateSnapshotResponse) { r.Snapshot.SnapshotId = "unstorable" }))
+		f.requests.refusing(func(r request) int {
+			return map[bool]int{true: http.StatusRequestEntityTooLarge}[r.isStatus() && strings.Contains(r.body, "unstorable")]
+		})
+		f.start()
+		f.content("v1", nil)
+		f.waitEvent("Warning SnapshotCreationFailed", "error updating status")
+		f.until("is complete", isComplete)
+		f.Calls(createSnapshot, 2)
+	})
 	t.Run("patch_is_forbidden", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.Plugin.Next(createSnapshot, csitest.Fail(codes.Internal, "no"))
@@ -233,7 +246,7 @@ func TestSnapshotterScenarioErrors(t *testing.T) {
 		})
 		f.content("v1", nil)
 		f.waitEvent("Warning SnapshotCreationFailed Failed to create snapshot: ", "Internal")
-		f.waitEvent("Warning SnapshotContentCheckandUpdateFailed error updating status", "refused")
+		f.waitEvent("Warning SnapshotCreationFailed error updating status", "refused")
 		f.requests.refusing(nil)
 		f.until("is complete", isComplete)
 		f.Calls(createSnapshot, 2)
@@ -479,6 +492,18 @@ func TestSnapshotterScenarioPreProvisioned(t *testing.T) {
 		f.until("is deleted", isDeleted)
 		if r := f.deletions(); len(r) != 1 || len(r[0].Secrets) > 0 {
 			t.Errorf("requests %v, want one without the Secret of the class", r)
+		}
+	})
+	t.Run("040_annotated_secret_without_a_class", func(t *testing.T) {
+		f := scenario(t, lists, nil)
+		f.secret("s", map[string]string{"k": "v"})
+		f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) {
+			f.preProvisioned(o)
+			f.withSecret(o)
+		})
+		f.until("is complete", isComplete)
+		if r := f.Plugin.Calls(listSnapshots)[0].Request.(*csi.ListSnapshotsRequest); r.Secrets["k"] != "v" {
+			t.Errorf("secrets %v", r.Secrets)
 		}
 	})
 	t.Run("040_list_secret", func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -323,6 +324,60 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 		if calls := f.Plugin.Calls(); len(calls) > 0 {
 			t.Errorf("calls %v", calls)
 		}
+	})
+	// A backup restores a member without its group.
+	for name, test := range map[string]struct {
+		policy snapshotv1.DeletionPolicy
+		group  bool // exists
+		events int
+	}{"": {"Delete", false, 1}, "_retained": {"Retain", false, 0}, "_with_its_group": {"Delete", true, 0}} {
+		t.Run("073_restored_member"+name, func(t *testing.T) {
+			f := groupScenario(t, nil)
+			group := "group-1"
+			if test.group {
+				f.group(nil)
+				group = *f.untilGroup("is complete", isGroupComplete).Status.VolumeGroupSnapshotHandle
+			}
+			o := f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) {
+				f.preProvisioned(o)
+				o.Spec.VolumeSnapshotRef.UID, o.Finalizers, o.Spec.DeletionPolicy = "restored", []string{Finalizer}, test.policy
+				o.Status = &snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: o.Spec.Source.SnapshotHandle, ReadyToUse: ptr.To(true),
+					CreationTime: ptr.To(int64(1)), VolumeGroupSnapshotHandle: &group}
+			})
+			f.delete("v1")
+			f.until("is deleted", isDeleted)
+			f.Calls(removeSnapshot, 0)
+			if got := f.events.with("Warning SnapshotDeleteError", *o.Spec.Source.SnapshotHandle, group); len(got) != test.events {
+				t.Errorf("events %q", f.events.all())
+			}
+		})
+	}
+	t.Run("no_class", func(t *testing.T) {
+		f := groupScenario(t, nil)
+		g := f.group(func(o *groupv1.VolumeGroupSnapshotContent) { o.Spec.VolumeGroupSnapshotClassName = nil })
+		f.waitEvent("Warning GroupSnapshotCreationFailed Failed to create group snapshot: failed to get input parameters to create group "+
+			"snapshot for group snapshot content "+g.Name, "failed to take group snapshot "+g.Name+" without a group snapshot class")
+	})
+	t.Run("served_only_in_v1beta1", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{Groups: true}, nil)
+		f.Watch = kubetest.Proxy(f, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			w.Header().Set("Content-Type", "application/json")
+			switch {
+			case !strings.Contains(r.URL.Path, "groupsnapshot.storage.k8s.io"):
+				pass.ServeHTTP(w, r)
+			case strings.Contains(r.URL.Path, "/v1beta1/"):
+				fmt.Fprint(w, `{"kind":"VolumeGroupSnapshotContentList","apiVersion":"groupsnapshot.storage.k8s.io/v1beta1","items":[]}`)
+			default:
+				w.WriteHeader(http.StatusNotFound)
+			}
+		})
+		f.start()
+		kubetest.Eventually(t, "the reason names the upgrade", func(context.Context) error {
+			if _, _, reason := f.c.groups.get(); !containsAll(reason.Error(), "only in version v1beta1", "8.4 or later") {
+				return reason
+			}
+			return nil
+		})
 	})
 	t.Run("075_groups_are_off", func(t *testing.T) {
 		for name, off := range map[string]struct {

@@ -183,6 +183,27 @@ func TestSnapshotterScenarioIdle(t *testing.T) {
 			})
 		}
 	})
+	// An API server that starts may answer so for a second.
+	for name, refusesFirst := range map[string]bool{"at_first": true, "later": false} {
+		for _, code := range []int{403, 404} {
+			t.Run(fmt.Sprintf("076_short_%d_%s", code, name), func(t *testing.T) {
+				f := newFixture(t, csitest.Config{}, func(c *Config) { c.RecheckInterval = time.Hour })
+				f.class("c1", nil)
+				var refused atomic.Int32
+				refused.Store(map[bool]int32{true: 1}[refusesFirst])
+				f.refuseWatches(func(r request) int {
+					return map[bool]int{true: code}[strings.Contains(r.path, "volumesnapshotcontents") && refused.Add(-1) >= 0]
+				})
+				f.start()
+				f.content("v1", nil)
+				f.until("is complete", isComplete)
+				refused.Store(2)
+				f.endWatches()
+				f.content("v2", func(o *snapshotv1.VolumeSnapshotContent) { o.Spec.VolumeSnapshotRef.UID = "two" })
+				f.untilOf("v2", "is complete", isComplete)
+			})
+		}
+	}
 	t.Run("list_fails", func(t *testing.T) {
 		f := newFixture(t, csitest.Config{}, nil)
 		f.class("c1", nil)
@@ -239,10 +260,12 @@ func TestRunWaitsForTheRemovalOfWatches(t *testing.T) {
 	})
 	f.Must(err)
 	keepAll := func(*snapshotv1.VolumeSnapshotContent) bool { return false }
-	errs, opened := newWatchErrors(), newSlot[snapshotWatches]()
+	errs, opened := newWatchErrors(0), newSlot[snapshotWatches]()
 	o := openPair[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass](opened,
 		c.watchClients.contents.source(keepAll, indexers(snapshotContent), errs.failed),
 		c.watchClients.classes.source(func(*snapshotv1.VolumeSnapshotClass) bool { return false }, nil, errs.failed), errs, "v1")
+	notFound := apierrors.NewNotFound(schema.GroupResource{Resource: "volumesnapshotcontents"}, "")
+	errs.probe = func(context.Context) error { return notFound }
 	ended := make(chan error, 1)
 	go func() { ended <- o.run(t.Context()) }()
 	c.snapshots.set(opened.wait(t.Context()), nil)
@@ -259,7 +282,7 @@ func TestRunWaitsForTheRemovalOfWatches(t *testing.T) {
 		})
 	}
 	loop(true)
-	errs.failed("volumesnapshotcontents", apierrors.NewNotFound(schema.GroupResource{Resource: "volumesnapshotcontents"}, ""))
+	errs.failed("volumesnapshotcontents", notFound)
 	if err := <-ended; !apierrors.IsNotFound(err) {
 		t.Errorf("the watches ended with %v", err)
 	}

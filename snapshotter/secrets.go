@@ -31,11 +31,11 @@ func (d driver) annotatedSecret(c *content) (*corev1.SecretReference, error) {
 }
 
 // readSecret returns the secret for the call that reads the state of a pre-provisioned snapshot or
-// group, from the parameters of its class. Nil means none.
+// group, from the parameters of its class, or without a class that of the annotations. Nil means none.
 func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, error) {
 	switch {
 	case c.class == "":
-		return nil, nil
+		return d.annotatedSecret(c)
 	case class == nil:
 		return nil, fmt.Errorf("failed to get %s class %s for %s content %s: %s %q not found",
 			c.noun, c.class, c.noun, c.meta.Name, c.kind.class, c.class)

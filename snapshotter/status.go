@@ -4,12 +4,16 @@
 package snapshotter
 
 import (
+	"context"
 	"encoding/json"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -80,4 +84,67 @@ func clearedStatus(c *content) statusChange {
 		change["readyToUse"] = nil
 	}
 	return change
+}
+
+// patchStatus applies change to the status of obj. If obj is outdated, it is read, and the next
+// attempt decides again.
+func (l *loop[T, C]) patchStatus(ctx context.Context, obj T, change statusChange) error {
+	c := l.content(obj)
+	data, err := change.patch(c)
+	if err != nil {
+		return err
+	}
+	written, err := l.status.Patch(ctx, obj.GetName(), types.JSONPatchType, data, metav1.PatchOptions{})
+	switch {
+	case apierrors.IsForbidden(err):
+		written, err = l.objects.UpdateInstead(ctx, l.status, obj, func(live T) T {
+			_, list := change["volumeSnapshotInfoList"]
+			if (change["readyToUse"] == false || list && !c.known().ready) && l.content(live).known().ready {
+				return live
+			}
+			return applied(live, change)
+		}, err)
+	case apierrors.IsInvalid(err), apierrors.IsConflict(err):
+		if _, _, readErr := l.objects.Refetch(ctx, l.writer, obj); readErr != nil {
+			return readErr
+		}
+		return err
+	}
+	if err != nil {
+		written = obj
+	}
+	if err = l.objects.RecordWrite(obj, written, err); err == nil {
+		l.confirm(c)
+	}
+	return err
+}
+
+// applied returns a copy of live with change applied to its status.
+func applied[T object](live T, change statusChange) T {
+	var fields map[string]any
+	data, err := json.Marshal(live)
+	if err == nil {
+		err = json.Unmarshal(data, &fields)
+	}
+	if err == nil {
+		members, _ := fields["status"].(map[string]any)
+		if members == nil {
+			members = map[string]any{}
+		}
+		for name, value := range change {
+			if members[name] = value; value == nil {
+				delete(members, name)
+			}
+		}
+		fields["status"] = members
+		data, err = json.Marshal(fields)
+	}
+	changed := reflect.New(reflect.TypeOf(live).Elem()).Interface().(T) // decoding into live would keep the removed members
+	if err == nil {
+		err = json.Unmarshal(data, changed)
+	}
+	if err != nil {
+		panic(err) // an API object has an encoding
+	}
+	return changed
 }

@@ -109,17 +109,21 @@ func (s *slot[W]) waitOther(ctx context.Context, before *W) *W {
 // installed, or listing them is forbidden, the controller is idle.
 func (c *Controller) Serve(ctx context.Context) error {
 	var wg sync.WaitGroup
-	wg.Go(func() { keep(ctx, c.cfg.RecheckInterval, c.snapshots, c.openSnapshots) })
+	wg.Go(func() {
+		keep(ctx, c.cfg.RecheckInterval, c.snapshots, c.openSnapshots, "Idle: snapshot resources cannot be listed")
+	})
 	if reason := c.groupsOff(); reason != nil {
 		if c.groups.set(nil, reason) && c.cfg.Groups && c.deps.Driver.Plugin.GroupControllerService {
-			klog.FromContext(ctx).Info("Group snapshots are off", "reason", reason.Error())
+			klog.FromContext(ctx).Info(logGroupsOff, "reason", reason.Error())
 		}
 	} else {
-		wg.Go(func() { keep(ctx, c.cfg.RecheckInterval, c.groups, c.openGroups) })
+		wg.Go(func() { keep(ctx, c.cfg.RecheckInterval, c.groups, c.openGroups, logGroupsOff) })
 	}
 	wg.Wait()
 	return nil
 }
+
+const logGroupsOff = "Group snapshots are off"
 
 // groupsOff returns why group snapshots are off for the whole run, or nil.
 func (c *Controller) groupsOff() error {
@@ -142,23 +146,23 @@ type opened[W any] struct {
 	run func(ctx context.Context) error
 }
 
-// keep keeps the watches of s open until ctx ends. After a failure it waits for interval.
-func keep[W any](ctx context.Context, interval time.Duration, s *slot[W], open func(context.Context) (opened[W], error)) {
+// keep keeps the watches of s open until ctx ends, and logs idle while they are not. After a failure it waits, at most for longest.
+func keep[W any](
+	ctx context.Context, longest time.Duration, s *slot[W], open func(context.Context) (opened[W], error), idle string,
+) {
+	backoff := kube.RecheckBackoff(longest)
 	for ctx.Err() == nil {
-		began := time.Now()
 		o, err := open(ctx)
 		if err == nil {
+			backoff = kube.RecheckBackoff(longest)
 			err = o.run(ctx)
 		}
 		if ctx.Err() == nil && s.set(nil, err) {
-			klog.FromContext(ctx).Info("Idle: snapshot resources cannot be listed", "reason", err.Error(), "checkEvery", interval.String())
-		}
-		if time.Since(began) > interval {
-			continue // a watch that was open for long: the resource may be served again
+			klog.FromContext(ctx).Info(idle, "reason", err.Error(), "recheckedWithin", longest.String())
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(interval):
+		case <-time.After(backoff.Step()):
 		}
 	}
 	s.set(nil, context.Cause(ctx))
@@ -166,7 +170,7 @@ func keep[W any](ctx context.Context, interval time.Duration, s *slot[W], open f
 
 // openSnapshots watches VolumeSnapshotContents and VolumeSnapshotClasses if they can be listed.
 func (c *Controller) openSnapshots(ctx context.Context) (opened[snapshotWatches], error) {
-	errs := newWatchErrors()
+	errs := newWatchErrors(c.cfg.RecheckInterval / 3)
 	contents := c.watchClients.contents.source(func(o *snapshotv1.VolumeSnapshotContent) bool { return o.Spec.Driver != c.driver.name },
 		indexers(snapshotContent), errs.failed)
 	if c.cfg.NodeDeployment {
@@ -179,6 +183,7 @@ func (c *Controller) openSnapshots(ctx context.Context) (opened[snapshotWatches]
 		}
 		return false
 	}, nil, errs.failed)
+	errs.probe = probes(contents, classes)
 	if err := errors.Join(probe(ctx, contents, c.watchClients.contents.resource),
 		probe(ctx, classes, c.watchClients.classes.resource)); err != nil {
 		return opened[snapshotWatches]{}, err
@@ -191,7 +196,7 @@ func (c *Controller) openSnapshots(ctx context.Context) (opened[snapshotWatches]
 func (c *Controller) openGroups(ctx context.Context) (opened[groupWatches], error) {
 	var failures []error
 	for _, version := range groupVersions {
-		clients, errs := c.watchClients.groups[version], newWatchErrors()
+		clients, errs := c.watchClients.groups[version], newWatchErrors(c.cfg.RecheckInterval/3)
 		contents := clients.contents.source(func(o *groupv1.VolumeGroupSnapshotContent) bool { return o.Spec.Driver != c.driver.name },
 			indexers(groupContent), errs.failed)
 		classes := clients.classes.source(func(o *groupv1.VolumeGroupSnapshotClass) bool {
@@ -200,6 +205,7 @@ func (c *Controller) openGroups(ctx context.Context) (opened[groupWatches], erro
 			}
 			return false
 		}, nil, errs.failed)
+		errs.probe = probes(contents, classes)
 		err := errors.Join(probe(ctx, contents, clients.contents.resource), probe(ctx, classes, clients.classes.resource))
 		if err == nil {
 			return openPair[*groupv1.VolumeGroupSnapshotContent, *groupv1.VolumeGroupSnapshotClass](
@@ -207,7 +213,17 @@ func (c *Controller) openGroups(ctx context.Context) (opened[groupWatches], erro
 		}
 		failures = append(failures, err)
 	}
+	old := c.watchClients.groups[groupVersionOld].contents
+	if _, err := old.List(ctx, metav1.ListOptions{Limit: 1}); err == nil {
+		return opened[groupWatches]{}, fmt.Errorf("the API server serves %s only in version %s. Upgrade the CRDs and the "+
+			"snapshot-controller to those of external-snapshotter 8.4 or later", old.resource.GroupResource(), groupVersionOld)
+	}
 	return opened[groupWatches]{}, errors.Join(failures...)
+}
+
+// probes returns a function that returns the errors of listing both resources.
+func probes[L, M runtime.Object](contents kube.Source[L], classes kube.Source[M]) func(context.Context) error {
+	return func(ctx context.Context) error { return errors.Join(contents.Probe(ctx), classes.Probe(ctx)) }
 }
 
 // probe returns an error that names resource unless it can be listed.
@@ -228,8 +244,9 @@ func probe[L runtime.Object](ctx context.Context, s kube.Source[L], resource sch
 // watchErrors handles the errors of the lists and watches of a pair of resources.
 type watchErrors struct {
 	unavailable chan struct{} // closed when one of the resources cannot be listed any more
-	once        sync.Once
-	err         error // why, set before unavailable is closed
+	suspected   chan struct{} // has an element after an error that means so if it lasts
+	patience    time.Duration // how long it must last
+	probe       func(context.Context) error
 	// waiting is called for other errors, and reports whether to log one. Set it before the informers run.
 	waiting func(error) bool
 
@@ -251,16 +268,36 @@ func (e *watchErrors) isDue(err error, now time.Time) bool {
 	return due
 }
 
-func newWatchErrors() *watchErrors { return &watchErrors{unavailable: make(chan struct{})} }
+func newWatchErrors(patience time.Duration) *watchErrors {
+	return &watchErrors{unavailable: make(chan struct{}), suspected: make(chan struct{}, 1), patience: patience}
+}
+
+// lasting returns why a resource is not available, or nil once both can be listed.
+func (e *watchErrors) lasting(ctx context.Context) error {
+	for began := time.Now(); ; {
+		err := e.probe(ctx)
+		switch {
+		case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err): // the informers retry after other errors
+			return nil
+		case time.Since(began) >= e.patience:
+			return fmt.Errorf("a watched resource is not available any more: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(e.patience / 10):
+		}
+	}
+}
 
 // failed is called for each error of a list or watch. The informer retries all of them.
 func (e *watchErrors) failed(resource string, err error) {
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
-		e.once.Do(func() {
-			e.err = fmt.Errorf("a watched resource is not available any more: %w", err)
-			close(e.unavailable)
-		})
+		select {
+		case e.suspected <- struct{}{}:
+		default:
+		}
 	case e.waiting(fmt.Errorf("listing and watching the snapshot resources: %w", err)), e.isDue(err, time.Now()):
 		klog.Background().Info("List or watch of snapshot resources failed, retrying", "resource", resource, "err", err)
 	default:
@@ -296,8 +333,11 @@ func openPair[T, C object, L, M runtime.Object](
 			select {
 			case <-ctx.Done():
 				return context.Cause(ctx)
-			case <-errs.unavailable:
-				return errs.err
+			case <-errs.suspected:
+				if err := errs.lasting(ctx); err != nil {
+					close(errs.unavailable)
+					return err
+				}
 			case <-synced:
 				s.set(w, nil) // here: they are not set after they were removed
 				synced = nil

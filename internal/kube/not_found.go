@@ -5,6 +5,7 @@ package kube
 
 import (
 	"errors"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +18,16 @@ import (
 // finalizer to remove. [MutationCache.RecordWrite] implements this rule for all objects in a cache.
 func IsNotFound(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}
+
+// IsUnstorable reports whether the API server can never store what a write contains: it is invalid or too large. The errors of etcd
+// and of its client have no reason of their own.
+func IsUnstorable(err error) bool {
+	if apierrors.IsInvalid(err) {
+		return !IsPatchTestFailed(err)
+	}
+	return apierrors.IsRequestEntityTooLargeError(err) || apierrors.IsInternalError(err) &&
+		(strings.Contains(err.Error(), "request is too large") || strings.Contains(err.Error(), "trying to send message larger than max"))
 }
 
 // ErrNotStored says that a write succeeded, but that the object does not have the change.

@@ -6,12 +6,14 @@ package kube
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
@@ -26,8 +28,26 @@ type OptionalInformer struct {
 	informer *Informer[*metav1.PartialObjectMetadata] // nil until the resource could be listed
 }
 
-// optionalRetryInterval is the time between two attempts to list the resource.
-const optionalRetryInterval = 30 * time.Second
+// longestRecheck is the longest time between two attempts of [Recheck].
+const longestRecheck = 30 * time.Second
+
+// RecheckBackoff returns the times between attempts to list a resource that is not served, or may not be listed: 1 s, doubled up
+// to longest. While an API server starts, either may be so for a second.
+func RecheckBackoff(longest time.Duration) *wait.Backoff {
+	return &wait.Backoff{Duration: min(time.Second, longest), Factor: 2, Cap: longest, Steps: math.MaxInt}
+}
+
+// Recheck calls list until it succeeds, at most every 30 s. It returns false if ctx ends before.
+func Recheck(ctx context.Context, list func(context.Context) error) bool {
+	for backoff := RecheckBackoff(longestRecheck); list(ctx) != nil; {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(backoff.Step()):
+		}
+	}
+	return true
+}
 
 // Run waits until resource can be listed, then watches it until ctx ends.
 func (o *OptionalInformer) Run(
@@ -35,23 +55,20 @@ func (o *OptionalInformer) Run(
 ) {
 	log := klog.FromContext(ctx).WithValues("resource", resource.GroupResource().String())
 	warned := false
-	for {
+	listed := Recheck(ctx, func(ctx context.Context) error {
 		_, err := client.Resource(resource).List(ctx, metav1.ListOptions{Limit: 1})
 		switch {
 		case err == nil:
-			o.watch(ctx, client, resource, h)
-			return
 		case apierrors.IsForbidden(err) && !warned:
 			warned = true
 			log.Info("List and watch are forbidden. Grant list and watch on the resource to the ServiceAccount", "err", err)
 		default: // NotFound: the CRD is not installed
-			log.V(2).Info("Resource not available, retrying", "err", err, "retryIn", optionalRetryInterval)
+			log.V(2).Info("Resource not available, retrying", "err", err)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(optionalRetryInterval):
-		}
+		return err
+	})
+	if listed {
+		o.watch(ctx, client, resource, h)
 	}
 }
 

@@ -104,7 +104,7 @@ var mutations = []mutation{
 	{"delete-retained-snapshot", "The policy Retain keeps the snapshot.", "snapshotter/decide.go",
 		"case c.policy == snapshotv1.VolumeSnapshotContentDelete && ", `case c.policy != snapshotv1.DeletionPolicy("") && `},
 	{"stale-retain-of-snapshot", "The finalizer of a content is removed only if the API server still has the policy Retain.",
-		"snapshotter/decide_delete.go", `s.change.Tests["/spec/deletionPolicy"] = c.policy`, "_ = c.policy"},
+		"snapshotter/decide_delete.go", `next.change.Tests["/spec/deletionPolicy"] = c.policy`, "_ = c.policy"},
 	{"obsolete-capacity", "The CSIStorageCapacity of a segment without nodes is deleted.", "capacity/decide.go",
 		"case !s.hasNodes && !inGrace:", "case false:"},
 	{"two-capacities", "A second CSIStorageCapacity for a StorageClass and a segment is deleted.", "capacity/decide.go",
