@@ -240,6 +240,16 @@ func (l *loop[T, C]) check(ctx context.Context, obj T, s state) error {
 // writeAnswer writes the status. A failed write is repeated without another call.
 func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step) error {
 	c, a := s.content, step.answer
+	if c.dynamic() && c.known().handle == "" {
+		release, free := l.handles.TryExclusive(a.handle)
+		if !free {
+			return fmt.Errorf("the driver returned the %s %q for two objects at once", c.noun, a.handle)
+		}
+		defer release()
+		if l.other(c, a.handle) != nil {
+			return nil // written since: decide again
+		}
+	}
 	if len(step.status) > 0 {
 		err := l.patchStatus(ctx, obj, step.status)
 		if err != nil && l.outdated(obj, err) {

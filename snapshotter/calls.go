@@ -40,7 +40,7 @@ func (s snapshotCalls) create(ctx context.Context, c *content, r *createRequest,
 
 // check reads the state of a snapshot with GetSnapshot, else with ListSnapshots.
 func (s snapshotCalls) check(ctx context.Context, c *content, secrets map[string]string) (*answer, error) {
-	id := c.checkedHandle()
+	id := c.namedHandle()
 	if s.c.driver.getSnapshot {
 		response, err := s.c.deps.CSI.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id, Secrets: secrets})
 		switch {
@@ -113,7 +113,7 @@ func (g groupCalls) create(ctx context.Context, c *content, r *createRequest, se
 
 func (g groupCalls) check(ctx context.Context, c *content, secrets map[string]string) (*answer, error) {
 	response, err := g.c.deps.GroupCSI.GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{
-		GroupSnapshotId: c.checkedHandle(), SnapshotIds: c.members, Secrets: secrets,
+		GroupSnapshotId: c.namedHandle(), SnapshotIds: c.members, Secrets: secrets,
 	})
 	if err != nil {
 		return nil, err

@@ -118,6 +118,9 @@ func (c *content) member() bool {
 // groupHandle returns the handle of the group of a member.
 func (c *content) groupHandle() string { return cmp.Or(c.known().group, c.meta.Annotations[AnnGroup]) }
 
+// leaving reports whether the deletion of c has begun.
+func (c *content) leaving() bool { return c.terminating() && c.released() }
+
 // driverHandle returns the handle of the snapshot at the driver, or "" if it is not known. The
 // handle of an unbound pre-provisioned content counts once it was checked.
 func (c *content) driverHandle() string {
@@ -153,11 +156,6 @@ func handlesOf(snapshots []groupv1.VolumeSnapshotInfo) []string {
 		}
 	}
 	return handles
-}
-
-// reference returns the object of events about c.
-func (c *content) reference() *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: c.apiVersion, Kind: c.kind.name, Name: c.meta.Name, UID: c.meta.UID}
 }
 
 // class holds what decisions read of a VolumeSnapshotClass or a VolumeGroupSnapshotClass.

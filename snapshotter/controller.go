@@ -147,8 +147,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { c.runGroups(work) })
 	err := runLoop(work, c, loopDeps[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]{
-		name: queueContents, watches: w, writer: c.clients.contents, status: c.clients.contents.status(), classes: c.clients.classes,
-		content: snapshotContent, class: snapshotClass, calls: snapshotCalls{c}, gauges: &c.contentLoop,
+		name: queueContents, kind: snapshotKind, gauges: &c.contentLoop, watches: w, calls: snapshotCalls{c},
+		writer: c.clients.contents, status: c.clients.contents.status(), classes: c.clients.classes,
+		content: snapshotContent, class: snapshotClass,
 	})
 	cancel(err)
 	wg.Wait()
@@ -197,8 +198,9 @@ func (c *Controller) runGroups(ctx context.Context) {
 		stop := closeOn(w.unavailable, cancel)
 		clients := c.clients.groups[w.version]
 		_ = runLoop(work, c, loopDeps[*groupv1.VolumeGroupSnapshotContent, *groupv1.VolumeGroupSnapshotClass]{
-			name: queueGroups, watches: w, writer: clients.contents, status: clients.contents.status(), classes: clients.classes,
-			content: groupContent, class: groupClass, calls: groupCalls{c}, gauges: &c.groupLoop,
+			name: queueGroups, kind: groupKind, gauges: &c.groupLoop, watches: w, calls: groupCalls{c},
+			writer: clients.contents, status: clients.contents.status(), classes: clients.classes,
+			content: groupContent, class: groupClass,
 		}) // ends with work
 		stop()
 		cancel(nil)

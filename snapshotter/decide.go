@@ -32,7 +32,9 @@ type state struct {
 	// groupReady is the readiness of the group of a member.
 	groupReady groupReadiness
 	groupFound bool // the content of this group is in the cache
-	now        time.Time
+	// other names the snapshot that is written to the status or deleted next; nil: no other content does.
+	other *content
+	now   time.Time
 	reads
 }
 

@@ -5,6 +5,7 @@ package snapshotter
 
 import (
 	"errors"
+	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -33,7 +34,7 @@ func (d driver) decideCheck(s state) step {
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportCheck}
 	}
 	if !replays {
-		return step{action: doCheck, reason: "NotReady", handle: c.checkedHandle()}
+		return step{action: doCheck, reason: "NotReady", handle: c.namedHandle()}
 	}
 	request, err := d.createRequest(c, s.class, s.memory)
 	if err != nil {
@@ -42,8 +43,8 @@ func (d driver) decideCheck(s state) step {
 	return s.confirmed(step{action: doCreate, reason: "NotReady", request: request})
 }
 
-// checkedHandle returns the handle that a check asks the driver about.
-func (c *content) checkedHandle() string {
+// namedHandle returns the handle of the snapshot that c names, in its source or status.
+func (c *content) namedHandle() string {
 	if c.preProvisioned() {
 		return c.handle
 	}
@@ -65,7 +66,7 @@ func (d driver) decideUnchecked(s state) step {
 	if c.member() && s.groupReady == groupNotReady {
 		return step{reason: "GroupNotReady"}
 	}
-	s.memory.answer = &answer{handle: c.checkedHandle(), ready: true}
+	s.memory.answer = &answer{handle: c.namedHandle(), ready: true}
 	return d.decideWrite(s, func(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} })
 }
 
@@ -73,14 +74,18 @@ func (d driver) decideUnchecked(s state) step {
 func (d driver) decideWrite(s state, fail func(error) step) step {
 	a := s.content.withProblem(*s.memory.answer)
 	change, err := s.content.change(a, s.now)
+	if err == nil && s.other != nil && s.content.known().handle == "" && s.content.dynamic() {
+		err = fmt.Errorf("the driver returned the %s %q of %s %q. Check both at the storage system",
+			s.content.noun, a.handle, s.other.kind.name, s.other.meta.Name)
+	}
 	if err != nil {
 		return fail(unusable{err})
 	}
 	return step{action: doWriteAnswer, reason: "Answered", answer: &a, status: change}
 }
 
-// unusable is the error for a response that contradicts the status, or that the API server cannot store. It is not written to the
-// status, which stays valid, and the driver is asked again.
+// unusable is the error for a response that contradicts the status of this or another content, or that the API server cannot store. It
+// is not written to the status, which stays valid, and the driver is asked again.
 type unusable struct{ error }
 
 func (e unusable) Unwrap() error { return e.error }

@@ -147,6 +147,9 @@ func (d driver) decideDelete(s state) step {
 	case s.read.IsZero(): // a policy that was changed recently may not be in the cache
 		return step{action: doReadContent, reason: "Unconfirmed", report: doReportDeletion}
 	}
+	if s.other != nil && !s.other.leaving() {
+		return s.decideShared()
+	}
 	if repeat, wait := d.decideRepeatedCheck(s); wait {
 		return repeat
 	}
@@ -158,6 +161,20 @@ func (d driver) decideDelete(s state) step {
 		next.members = s.snapshots
 	}
 	return next
+}
+
+// decideShared handles a content that is being deleted while another one names its snapshot.
+func (s state) decideShared() step {
+	c, handle := s.content, s.content.deletedHandle(s.memory)
+	if c.namedHandle() == "" { // only a response of the driver did
+		next := s.decideRelease()
+		next.warning = fmt.Sprintf("%s returned the %s %q of %s %q, which is kept. Check both at the storage system",
+			c.create, c.noun, handle, s.other.kind.name, s.other.meta.Name)
+		return next
+	}
+	return step{action: doReportDeletion, reason: "Shared", err: fmt.Errorf("Failed to delete %s: %s %q names the same %s %q. "+
+		"Delete that object, or set spec.deletionPolicy of this one to Retain",
+		c.noun, s.other.kind.name, s.other.meta.Name, c.noun, handle)}
 }
 
 // decideDeleted handles a content whose snapshot the driver has deleted.

@@ -115,6 +115,11 @@ func noClass(s *state) { s.class, s.classRead = nil, true }
 
 func classUncached(s *state) { s.class = nil }
 
+// shared: another content names the snapshot.
+func shared(changes ...func(*state)) func(*state) {
+	return func(s *state) { s.other = testState(changes...).content }
+}
+
 func TestDecide(t *testing.T) {
 	type changes = []func(*state)
 	ready, created := contentStatus{handle: "h", hasReady: true, ready: true, created: true},
@@ -284,6 +289,17 @@ func TestDecide(t *testing.T) {
 			doWriteAnswer, "Answered"},
 		"pre-provisioned, of a copied group, to delete": {changes{released, isPreProvisioned, live, set(AnnGroup)}, doDelete, "Deleting"},
 		"bound, never checked":                          {changes{released, isPreProvisioned, live}, doDelete, "Deleting"},
+		"shared": {changes{released, withStatus(ready), live, shared()}, doReportDeletion,
+			"Shared"},
+		"shared with a content that is deleted, too": {changes{released, withStatus(ready), live, shared(released)}, doDelete, "Deleting"},
+		"shared with a content whose deletion is not released": {changes{released, withStatus(ready), live, shared(terminating)},
+			doReportDeletion, "Shared"},
+		"response of another content, in a deletion": {changes{released, withOutcome(definite), answered(answer{handle: "h"}), live,
+			shared()}, doRemoveFinalizer, "NothingToDelete"},
+		"response of another content": {changes{set(AnnBeingCreated, AnnRequest), answered(answer{handle: "h"}), shared(released)},
+			doReportCreation, "CannotCreate"},
+		"created again with the snapshot of another content": {changes{released, withStatus(ready), withOutcome(definite),
+			answered(answer{handle: "h2"}), live, shared()}, doReportDeletion, "Shared"},
 		"bound, not released": {changes{terminating, isPreProvisioned, withStatus(ready)}, doAnnounce,
 			"NotReleased"},
 	} {

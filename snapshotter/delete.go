@@ -56,12 +56,15 @@ func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) erro
 	if step.warning != "" {
 		l.announceWarning(c, step.warning, c.deleted, step.warning)
 	}
+	l.memories.update(c.uid(), func(m *memory) { m.releasing = true })
 	_, err := l.patch(ctx, obj, change)
-	switch {
-	case err == nil:
+	if err == nil {
 		l.memories.update(c.uid(), func(m *memory) { m.blocked = "" })
 		l.replays.end(c.uid())
 		return nil
+	}
+	l.memories.update(c.uid(), func(m *memory) { m.releasing = false })
+	switch {
 	case l.outdated(obj, err):
 		return nil // decide again
 	}

@@ -28,8 +28,8 @@ const (
 )
 
 // event sends an event about c. A cluster-scoped object has its events in the namespace default.
-func (l *loop[T, C]) event(c *content, eventType, reason, message string) {
-	l.c.deps.Events.Event(c.reference(), eventType, reason, kube.Message(message))
+func (h *handlers[T, C]) event(c *content, eventType, reason, message string) {
+	h.c.deps.Events.Event(c.reference(keyOf(c)), eventType, reason, kube.Message(message))
 }
 
 // failure is the error of a CSI call: its text and its cause, which has the gRPC code.

@@ -5,6 +5,7 @@ package snapshotter
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"time"
 
@@ -87,6 +88,9 @@ func (h *handlers[T, C]) updated(old, obj T) {
 	if h.unfinished(after) && (before.uid() != after.uid() || h.matters(before, after)) {
 		h.queue.Add(keyOf(after))
 	}
+	if after.leaving() && !before.leaving() {
+		h.wakeSharing(after)
+	}
 	if !before.known().ready {
 		h.wakeMembers(after)
 	}
@@ -129,13 +133,32 @@ func (h *handlers[T, C]) missed(obj T) {
 	h.replays.end(c.uid())
 	h.queue.Forget(keyOf(c))
 	h.forget(context.Background(), keyOf(c))
+	h.wakeSharing(c)
 }
 
 // forget drops the memory of a deleted content.
 func (h *handlers[T, C]) forget(ctx context.Context, key contentKey) {
-	if m := h.memories.forget(key.UID); m.answer != nil && m.request != nil && !m.deleted {
-		klog.FromContext(ctx).Info("Content was deleted before its snapshot. Delete the snapshot at the storage system if it is not needed",
-			"content", key.Name, "snapshotHandle", m.answer.handle, "snapshotName", m.request.Name)
+	m := h.memories.forget(key.UID)
+	if m.request == nil || m.deleted || m.releasing || m.answer == nil && m.outcome != indeterminate {
+		return
+	}
+	handle := ""
+	if m.answer != nil {
+		handle = m.answer.handle
+	}
+	klog.FromContext(ctx).Info("Content was deleted before its snapshot. Delete the snapshot at the storage system if it is not needed",
+		"content", key.Name, "snapshotHandle", handle, "snapshotName", m.request.Name)
+	h.c.deps.Events.Event(h.kind.reference(key), warning, h.kind.deleted, kube.Message(fmt.Sprintf("This content was deleted or given to "+
+		"another driver during %s: the %s %q (handle %q) may remain. Delete it at the storage system if it is not needed",
+		h.kind.create, h.kind.noun, m.request.Name, handle)))
+}
+
+// wakeSharing enqueues the contents that may wait until c does not name their snapshot.
+func (h *handlers[T, C]) wakeSharing(c *content) {
+	for _, obj := range h.watches.contents.ByIndex(byHandle, c.namedHandle()) {
+		if o := h.content(obj); o.leaving() && o.uid() != c.uid() {
+			h.added(obj)
+		}
 	}
 }
 

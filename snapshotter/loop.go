@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -32,6 +33,7 @@ func (k contentKey) String() string { return k.Name }
 // loopDeps holds what differs between the loops of snapshots and of groups.
 type loopDeps[T, C object] struct {
 	name    string
+	kind    *kind
 	watches *watches[T, C]
 	writer  kube.Writer[T] // of objects
 	status  kube.Writer[T] // of their status
@@ -51,6 +53,7 @@ type classReader[C object] interface {
 type loop[T, C object] struct {
 	handlers[T, C]
 	objects *kube.MutationCache[T]
+	handles keylock.Locks[string] // of snapshots that are written to a status
 }
 
 // runLoop reconciles until ctx ends and returns after the last worker has stopped.
@@ -142,7 +145,25 @@ func (l *loop[T, C]) gather(key contentKey, r reads) (T, state) {
 	if s.content.member() {
 		s.groupReady, s.groupFound = l.c.groupReadiness(s.content.groupHandle())
 	}
+	handle := s.content.deletedHandle(s.memory)
+	if isNew := s.memory.answer != nil && s.content.known().handle == ""; handle != "" && (isNew || s.content.terminating()) {
+		s.other = l.other(s.content, handle)
+	}
 	return obj, s
+}
+
+// other returns another content of the driver that names a snapshot, first one that is not being deleted, or nil. Own writes count.
+func (l *loop[T, C]) other(c *content, handle string) (found *content) {
+	for _, obj := range append(l.objects.Written(), l.watches.contents.ByIndex(byHandle, handle)...) {
+		newest, ok := l.objects.Get(obj.GetName())
+		if !ok || newest.GetUID() == c.uid() {
+			continue
+		}
+		if o := l.content(newest); o.driver == c.driver && o.namedHandle() == handle && (found == nil || found.leaving()) {
+			found = o
+		}
+	}
+	return found
 }
 
 // groupReadiness returns the readiness of the group with that handle, and whether its content is in the cache.

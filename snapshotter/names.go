@@ -8,6 +8,7 @@ import (
 
 	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -80,6 +81,11 @@ type kind struct {
 	noun, object                string // in messages: what the driver has, and the content
 	create                      string // RPC in messages
 	created, checked, deleted   string // reasons of events about failures
+}
+
+// reference returns the object of events about a content.
+func (k *kind) reference(key contentKey) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: k.apiVersion, Kind: k.name, Name: key.Name, UID: key.UID}
 }
 
 var snapshotKind = &kind{

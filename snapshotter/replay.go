@@ -82,6 +82,12 @@ func (r *replays) get(uid types.UID) *replay {
 // repeated first.
 func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error {
 	log := klog.FromContext(ctx).WithValues(logKey(r.content), key.Name, "snapshotName", r.request.Name)
+	failed := func(err error) error {
+		log.Error(err, "Content was deleted before its snapshot. The deletion is retried while this process leads")
+		l.event(r.content, warning, r.content.deleted, fmt.Sprintf("Failed to delete %s: the content was deleted before it: %v. "+
+			"Check the storage system for the %[1]s %[3]q, which may remain", r.content.noun, err, r.request.Name))
+		return err
+	}
 	// A watch by labels also ends with a label, and this cache with a change of the driver.
 	read := election.Now()
 	live, err := l.writer.Get(ctx, key.Name, metav1.GetOptions{})
@@ -95,13 +101,18 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error 
 	}
 	secrets, err := l.c.replaySecrets(ctx, r.content)
 	if err != nil {
-		log.Error(err, "Content was deleted before its snapshot. The deletion is retried while this process leads")
-		return err
+		return failed(err)
 	}
 	if r.answer == nil {
-		if err := l.repeat(klog.NewContext(ctx, log), key, r, secrets); err != nil || r.answer == nil {
-			return err
+		if err := l.repeat(ctx, key, r, secrets); err != nil {
+			return failed(err)
 		}
+		if r.answer == nil {
+			return nil
+		}
+	}
+	if other := l.other(r.content, r.answer.handle); other != nil && !other.leaving() {
+		return failed(fmt.Errorf("%s %q names the same %s %q", other.kind.name, other.meta.Name, other.noun, r.answer.handle))
 	}
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
@@ -116,9 +127,7 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error 
 		err = l.calls.delete(call, r.answer.handle, members, secrets)
 	}
 	if err != nil {
-		err = fmt.Errorf("deleting the %s %q: %w", r.content.noun, r.answer.handle, err)
-		log.Error(err, "Content was deleted before its snapshot. The deletion is retried while this process leads")
-		return err
+		return failed(fmt.Errorf("deleting the %s %q: %w", r.content.noun, r.answer.handle, err))
 	}
 	l.replays.end(key.UID)
 	l.memories.forget(key.UID)
@@ -140,13 +149,11 @@ func (l *loop[T, C]) repeat(ctx context.Context, key contentKey, r *replay, secr
 	}
 	a, err := l.calls.create(call, r.content, r.request, secrets)
 	switch {
-	case err != nil && csiclient.OutcomeOf(err) == csiclient.Final:
+	case err != nil && csiclient.ExcludesEarlier(err):
 		l.replays.end(key.UID)
 		l.memories.forget(key.UID)
 		return nil
 	case err != nil:
-		const message = "Content was deleted during a repeated creation. The creation is repeated while this process leads"
-		klog.FromContext(ctx).Error(err, message)
 		return err
 	}
 	r.answer = a

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -649,6 +650,74 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 				}
 			})
 		}
+	})
+	for name, end := range map[string]func(*fixture){
+		"deleted":  func(f *fixture) { f.delete("v1") },
+		"retained": func(f *fixture) { f.patch("v2", `{"spec":{"deletionPolicy":"Retain"}}`) },
+	} {
+		t.Run("handle_of_another_content_"+name, func(t *testing.T) {
+			f := newFixture(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+			f.class("c1", nil)
+			f.start()
+			handle := *f.ready(nil).Status.SnapshotHandle
+			f.content("v2", func(o *snapshotv1.VolumeSnapshotContent) {
+				o.Spec.Source, o.Spec.VolumeSnapshotRef.UID = snapshotv1.VolumeSnapshotContentSource{SnapshotHandle: &handle}, "two"
+			})
+			f.untilOf("v2", "is complete", isComplete)
+			f.delete("v2")
+			f.waitEvent("Warning SnapshotDeleteError Failed to delete snapshot: VolumeSnapshotContent", f.Unique("v1"), handle,
+				"Delete that object", "deletionPolicy")
+			f.Calls(removeSnapshot, 0)
+			end(f)
+			f.untilOf("v2", "is deleted", isDeleted) // long before the back-off of an hour ends
+			if name == "retained" {
+				f.Calls(removeSnapshot, 0)
+				f.until("stays", isComplete)
+				return
+			}
+			f.until("is deleted", isDeleted)
+			f.noSnapshots()
+		})
+	}
+	for name, hangs := range map[string]bool{"": false, "_at_once": true} {
+		t.Run("one_handle_for_two_contents"+name, func(t *testing.T) {
+			f := scenario(t, csitest.Config{}, nil)
+			same := csitest.Alter(func(r *csi.CreateSnapshotResponse) { r.Snapshot.SnapshotId = "same" })
+			f.Plugin.Always(createSnapshot, same)
+			var called sync.WaitGroup
+			called.Add(2)
+			bothHang := func(ctx context.Context, p *csitest.Plugin, r any, do func() (any, error)) (any, error) {
+				called.Done()
+				called.Wait()
+				return same(ctx, p, r, do)
+			}
+			if hangs {
+				f.Plugin.Next(createSnapshot, bothHang, bothHang)
+			}
+			f.content("v1", nil)
+			if !hangs {
+				f.until("is complete", isComplete)
+			}
+			f.content("v2", func(o *snapshotv1.VolumeSnapshotContent) { o.Spec.VolumeSnapshotRef.UID = "two" })
+			f.waitEvent("Warning SnapshotCreationFailed", `the driver returned the snapshot "same"`)
+			kept, other := "v1", "v2"
+			if o, err := f.get(t.Context(), "v2"); err != nil || isReady(o) {
+				kept, other = "v2", "v1"
+			}
+			f.untilOf(kept, "is complete", isComplete)
+			f.delete(other)
+			f.untilOf(other, "is deleted", isDeleted)
+			f.waitEvent("Warning SnapshotDeleteError", "same", f.Unique(kept), "which is kept")
+			f.Calls(removeSnapshot, 0)
+			f.untilOf(kept, "stays", isComplete)
+		})
+	}
+	t.Run("content_removed_during_the_call", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.indeterminate(codes.Unavailable)
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+		f.terminate("v1")
+		f.waitEvent("Warning SnapshotDeleteError This content was deleted", `"snapshot-`+uid+`"`, "may remain")
 	})
 	t.Run("no_longer_blocked", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)

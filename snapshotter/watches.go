@@ -25,8 +25,9 @@ import (
 
 // Indexes of contents of the driver.
 const (
-	byClass = "class" // name of the class
-	byGroup = "group" // handle of the group of a member
+	byClass  = "class"  // name of the class
+	byGroup  = "group"  // handle of the group of a member
+	byHandle = "handle" // of the snapshot
 )
 
 // watches holds the informers of one pair of resources, contents and classes, while the API server
@@ -362,7 +363,8 @@ func indexers[T object](view func(T) *content) cache.Indexers {
 		}
 	}
 	return cache.Indexers{
-		byClass: index(func(c *content) string { return c.class }),
+		byClass:  index(func(c *content) string { return c.class }),
+		byHandle: index((*content).namedHandle),
 		byGroup: index(func(c *content) string {
 			if c.group { // its own handle
 				return c.known().handle
