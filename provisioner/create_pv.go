@@ -103,13 +103,8 @@ func (a *applier) existingPV(
 func (d driver) isVolume(
 	pv *corev1.PersistentVolume, source *corev1.CSIPersistentVolumeSource, affinity *corev1.VolumeNodeAffinity,
 ) bool {
-	var same bool
-	if csi := pv.Spec.CSI; csi != nil {
-		same = csi.Driver == source.Driver && csi.VolumeHandle == source.VolumeHandle
-	} else {
-		same = migration.SameVolume(pv, source)
-	}
-	if !same {
+	volume := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: source}}}
+	if !migration.SameVolume(d.name, pv, volume) {
 		return false
 	}
 	return !d.NodeDeployment || equality.Semantic.DeepEqual(pv.Spec.NodeAffinity, affinity) || len(d.segments) > 0 && d.reaches(pv)

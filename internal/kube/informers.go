@@ -6,7 +6,9 @@ package kube
 import (
 	"context"
 	"fmt"
+	"hash/crc32"
 	"slices"
+	"strconv"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +23,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
 // Indexes of the informers. Pending claims are those without a volume. Unless noted, an index
@@ -39,6 +43,8 @@ const (
 	ByDependency = "dependency"
 	// ByProvisioningRecord maps the name of the driver to claims with [ProvisioningFinalizer].
 	ByProvisioningRecord = "provisioning-record"
+	// ByHandle maps the [HandleBucket] of volume handles to PersistentVolumes; see [migration.Handles].
+	ByHandle = "handle"
 	// ByClaim maps keys of claims to pods that use them, also as generic ephemeral volumes.
 	ByClaim = "claim"
 	// ByNamespace maps namespaces to claims of all drivers. The informers of client-go have it by
@@ -163,7 +169,23 @@ func (i *Informers) isPending(pvc *corev1.PersistentVolumeClaim) bool {
 
 // Volumes returns the informer for PersistentVolumes.
 func (i *Informers) Volumes() Informer[*corev1.PersistentVolume] {
-	return informerFor[*corev1.PersistentVolume](i, "persistentvolumes", i.typed.Core().V1().PersistentVolumes().Informer, nil)
+	return informerFor[*corev1.PersistentVolume](i, "persistentvolumes", i.typed.Core().V1().PersistentVolumes().Informer, cache.Indexers{
+		ByHandle: func(obj any) ([]string, error) {
+			var buckets []string
+			if pv, ok := obj.(*corev1.PersistentVolume); ok {
+				for _, handle := range migration.Handles(i.driver, pv) {
+					buckets = append(buckets, HandleBucket(handle))
+				}
+			}
+			return buckets, nil
+		},
+	})
+}
+
+// HandleBucket returns the value of an index by handle. Several handles share it, so that the index takes little memory: it has
+// a set of objects for each value. Compare the handles of the objects that the index returns.
+func HandleBucket(handle string) string {
+	return strconv.FormatUint(uint64(crc32.ChecksumIEEE([]byte(handle))%4096), 16)
 }
 
 // Classes returns the informer for StorageClasses.

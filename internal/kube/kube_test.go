@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -455,7 +456,7 @@ func informersFor(t *testing.T, c *kubetest.ControlPlane, cfg kubernetes.Interfa
 
 // TestOwnWritesAreSeenAtOnce races the overlay against the watch.
 func TestOwnWritesAreSeenAtOnce(t *testing.T) {
-	c, pv := live(t, nil)
+	c, pv := live(t, func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = "own-writes" })
 	informers := informersFor(t, c, c.Client())
 	volumes := informers.Volumes()
 	own := NewMutationCache(volumes)
@@ -477,6 +478,9 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 		}
 		if seen, _ := own.Get(pv.Name); seen.Annotations["n"] != fmt.Sprint(i) {
 			t.Fatalf("write %d is not visible, but %q", i, seen.Annotations["n"])
+		}
+		if seen := byHandle(own, pv); len(seen) != 1 || seen[0].Annotations["n"] != fmt.Sprint(i) {
+			t.Fatalf("write %d is not visible by the handle, but %d objects", i, len(seen))
 		}
 	}
 	for version, want := range map[string]bool{"": false, "1": true, pv.ResourceVersion: true, "9223372036854775807": false} {
@@ -514,7 +518,7 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	if err := own.RecordWrite(got, changed, err); err != nil {
 		t.Fatal(err)
 	}
-	if got, ok := own.Get(pv.Name); ok {
+	if got, ok := own.Get(pv.Name); ok || len(byHandle(own, pv)) > 0 {
 		t.Fatalf("still there: %v", got.ObjectMeta)
 	}
 	if _, exists, err := own.Refetch(t.Context(), client, got); err != nil || exists {
@@ -523,8 +527,12 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	// A new object with the same name is visible.
 	again := pv.DeepCopy()
 	again.ObjectMeta = metav1.ObjectMeta{Name: pv.Name}
-	if _, err := client.Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
+	if again, err = client.Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
+	}
+	own.Observe(again)
+	if seen := byHandle(own, pv); len(seen) != 1 || seen[0].UID != again.UID {
+		t.Fatalf("the new object is not visible by the handle, but %d objects", len(seen))
 	}
 	kubetest.Eventually(t, "the new object is observed, and no entry of the old one is left", func(context.Context) error {
 		own.prune()
@@ -533,6 +541,14 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 			return fmt.Errorf("%t, %d entries", ok, entries)
 		}
 		return nil
+	})
+}
+
+// byHandle returns the objects that have the volume handle of pv.
+func byHandle(own *MutationCache[*corev1.PersistentVolume], pv *corev1.PersistentVolume) []*corev1.PersistentVolume {
+	handle := pv.Spec.CSI.VolumeHandle
+	return slices.DeleteFunc(own.ByIndex(ByHandle, HandleBucket(handle)), func(other *corev1.PersistentVolume) bool {
+		return other.Spec.CSI.VolumeHandle != handle
 	})
 }
 

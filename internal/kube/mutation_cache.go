@@ -73,6 +73,27 @@ func (o *MutationCache[T]) GetSince(key, version string) (obj T, since, exists b
 	return obj, synced || !older(obj.GetResourceVersion(), version), true
 }
 
+// ByIndex returns the newest known versions of the objects with this value in an index of the informer.
+func (o *MutationCache[T]) ByIndex(index, value string) []T {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	values := o.informer.informer.GetIndexer().GetIndexers()[index]
+	var found []T
+	for _, w := range o.written {
+		if of, _ := values(w); slices.Contains(of, value) && !o.observedByWatch(w) {
+			found = append(found, w)
+		}
+	}
+	for _, cached := range o.informer.ByIndex(index, value) {
+		w, written := o.written[Key(cached)]
+		_, deleted := o.deleted[cached.GetUID()]
+		if !deleted && (!written || o.observedByWatch(w)) {
+			found = append(found, cached)
+		}
+	}
+	return found
+}
+
 // Written returns the own writes that the informer lacks.
 func (o *MutationCache[T]) Written() []T {
 	o.mu.Lock()

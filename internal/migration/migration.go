@@ -14,8 +14,10 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	csitrans "k8s.io/csi-translation-lib"
+	"k8s.io/utils/ptr"
 )
 
 // translator has no state.
@@ -110,22 +112,59 @@ func HandleOf(driver string, pv *corev1.PersistentVolume) (handle string, migrat
 	return translated.Spec.CSI.VolumeHandle, migrated, true
 }
 
-// SameVolume reports whether pv, which has the source of an in-tree plugin, is for the volume of source. Equal
-// handles are not required: some plugins have several notations for one, and vSphere takes the path from the attributes.
-func SameVolume(pv *corev1.PersistentVolume, source *corev1.CSIPersistentVolumeSource) bool {
-	a, _, ok := HandleOf(source.Driver, pv)
-	if !ok {
+// Handles returns the volume handles by which PersistentVolumes for the volume of pv are found: those that are for the same volume have
+// one in common. It returns none if pv is not a volume of driver.
+func Handles(driver string, pv *corev1.PersistentVolume) []string {
+	handle, migrated, ok := HandleOf(driver, pv)
+	switch {
+	case !ok:
+		return nil
+	case !migrated && PluginOf(driver) == "":
+		return []string{handle}
+	}
+	return []string{handle, commonHandle(driver, pv)}
+}
+
+// SameVolume reports whether a and b are for the same volume of driver. Equal handles are not required if one of them has the
+// source of an in-tree plugin: some plugins have several notations for one, and vSphere takes the path from the attributes.
+func SameVolume(driver string, a, b *corev1.PersistentVolume) bool {
+	handleOfA, migratedA, isVolumeA := HandleOf(driver, a)
+	handleOfB, migratedB, isVolumeB := HandleOf(driver, b)
+	switch {
+	case !isVolumeA || !isVolumeB:
+		return false
+	case handleOfA == handleOfB:
+		return true
+	case !migratedA && !migratedB:
 		return false
 	}
-	other := pv.DeepCopy()
-	other.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{CSI: source}
-	translated, err := ToInTree(other)
-	if err != nil {
-		return false
+	common := commonHandle(driver, a)
+	return common != "" && common == commonHandle(driver, b)
+}
+
+// commonHandle returns the handle that the in-tree source of the volume of pv is translated to, without what depends on the
+// PersistentVolume instead of the volume; "" if pv cannot be translated.
+func commonHandle(driver string, pv *corev1.PersistentVolume) string {
+	inTree := pv
+	if pv.Spec.CSI != nil {
+		translated, err := ToInTree(pv)
+		if err != nil {
+			return ""
+		}
+		inTree = translated
 	}
-	other.Spec.PersistentVolumeSource = translated.Spec.PersistentVolumeSource
-	b, _, _ := HandleOf(source.Driver, other)
-	return a == b
+	const anyNamespace = "any"
+	source := *inTree.Spec.PersistentVolumeSource.DeepCopy()
+	if source.AzureFile != nil {
+		source.AzureFile.SecretNamespace = ptr.To(anyNamespace)
+	}
+	handle, _, _ := HandleOf(driver, &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Labels: inTree.Labels},
+		Spec: corev1.PersistentVolumeSpec{
+			PersistentVolumeSource: source, ClaimRef: &corev1.ObjectReference{Namespace: anyNamespace},
+		},
+	})
+	return handle
 }
 
 // RepairHandle completes the translated handle of a volume with the parts that only the ID of a

@@ -4,6 +4,7 @@
 package migration
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -205,8 +206,19 @@ func TestSameVolume(t *testing.T) {
 			t.Fatal(err)
 		}
 		pv.Annotations = nil // Azure file: the resource group
-		if !SameVolume(pv, tt.saved) || SameVolume(pv, tt.other) {
-			t.Errorf("%s: its volume %t, another volume %t", name, SameVolume(pv, tt.saved), SameVolume(pv, tt.other))
+		pv.Name, pv.Spec.ClaimRef = "another-pv", &corev1.ObjectReference{Namespace: "another"}
+		saved := volume(corev1.PersistentVolumeSource{CSI: tt.saved})
+		other := volume(corev1.PersistentVolumeSource{CSI: tt.other})
+		driver := tt.saved.Driver
+		for _, of := range []struct {
+			name string
+			b    *corev1.PersistentVolume
+			want bool
+		}{{"its volume", saved, true}, {"another volume", other, false}, {"itself", pv, true}} {
+			found := slices.ContainsFunc(Handles(driver, pv), func(h string) bool { return slices.Contains(Handles(driver, of.b), h) })
+			if same, reverse := SameVolume(driver, pv, of.b), SameVolume(driver, of.b, pv); same != of.want || reverse != of.want || found != of.want {
+				t.Errorf("%s, %s: %t, reverse %t, found by a handle %t", name, of.name, same, reverse, found)
+			}
 		}
 	}
 	for name, tt := range map[string]struct {
@@ -218,7 +230,7 @@ func TestSameVolume(t *testing.T) {
 		"another plugin":   {gceVolume("z"), false},
 		"no plugin":        {volume(corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{}}), false},
 	} {
-		if got := SameVolume(tt.pv, source(ebs, "vol-1")); got != tt.want {
+		if got := SameVolume(ebs, tt.pv, csiVolume(ebs, "vol-1")); got != tt.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
