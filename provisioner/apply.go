@@ -28,6 +28,7 @@ type applier struct {
 	ops       *operations
 	sources   *sourceProtector
 	ownership *nodeOwnership
+	users     volumeUsers
 }
 
 // apply returns the transition that follows from a step, and adds to r what the step has
@@ -82,9 +83,7 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 		r.owner = &owner
 		return none, err
 	case doKeepRejected:
-		a.c.notProvisioned(s.op)
-		a.c.claimFailed(s.op.claim, failedEvent(s.op.plan.ClassName, step.err))
-		return noVolume(nil), step.err
+		return a.c.keep(s.op, step.err)
 	case doDeleteRejected:
 		return a.deleteRejected(ctx, key, s.op, s.ownerRead)
 	}

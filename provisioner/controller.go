@@ -175,8 +175,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	claims, volumes := kube.NewMutationCache(c.claims), kube.NewMutationCache(c.volumes)
 	ops := newOperations()
 	sources := newSourceProtector(c, claims, volumes, ops)
-	claimLoop := newClaimLoop(applier{c, claims, volumes, ops, sources, newNodeOwnership(c, claims)})
-	volumeLoop := newVolumeLoop(c, volumes, claimLoop.volumeDeleted)
+	users := volumeUsers{c.driver, volumes, ops}
+	claimLoop := newClaimLoop(applier{c, claims, volumes, ops, sources, newNodeOwnership(c, claims), users})
+	volumeLoop := newVolumeLoop(c, users, claimLoop.volumeDeleted)
 	defer claimLoop.queue.Stop()
 	defer volumeLoop.queue.Stop()
 	defer sources.stop()

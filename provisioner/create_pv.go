@@ -11,21 +11,23 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // createPV creates the PersistentVolume of a volume that the driver has created. If that
-// fails, it is retried without another CreateVolume.
+// fails, it is retried without another CreateVolume. A volume that belongs to another object gets none.
 func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key claimKey, o operation) (transition, error) {
+	if user := a.users.ofCreated(key, o); user != "" && !o.pvMayExist {
+		return a.c.keep(o, fmt.Errorf("CreateVolume returned volume %q, which belongs to %s; the volume is not deleted. "+
+			"Delete that object if it is not needed, or correct the driver", o.csiSource.VolumeHandle, user))
+	}
 	pv, err := client.CoreV1().PersistentVolumes().Create(ctx, o.pv, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		var t transition
@@ -67,6 +69,13 @@ func (a *applier) repeat(ctx context.Context, key claimKey, o operation) (transi
 	return outcomeUnknown(), nil
 }
 
+// keep ends an operation whose volume belongs to another object.
+func (c *Controller) keep(o operation, reason error) (transition, error) {
+	c.notProvisioned(o)
+	c.claimFailed(o.claim, failedEvent(o.plan.ClassName, reason))
+	return noVolume(nil), reason
+}
+
 // existingPV returns the PersistentVolume that has the name of the one to create, if it is
 // for the same volume and claim. Otherwise it returns what follows for the operation.
 func (a *applier) existingPV(
@@ -77,7 +86,7 @@ func (a *applier) existingPV(
 	if err != nil { // also NotFound: it was deleted meanwhile
 		return nil, pvNotSaved(kube.IsNotFound(err)), fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
 	}
-	same := a.c.driver.isVolume(pv, o.csiSource, o.pv.Spec.NodeAffinity)
+	same := a.c.driver.isVolume(pv, o.pv)
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
 	switch {
 	case same && ours && (o.pvMayExist || !isReclaimed(pv, o.claim)):
@@ -90,24 +99,11 @@ func (a *applier) existingPV(
 	case same:
 		// Two claims have one volume name: the volume is that of the other claim.
 		err = fmt.Errorf("volume %q belongs to PersistentVolume %q, which is not for this PVC. %s", handle, name, namesCollide)
-		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
-		return nil, noVolume(nil), err
+		t, err := a.c.keep(o, err)
+		return nil, t, err
 	}
 	err = fmt.Errorf("PersistentVolume %q already exists with another volumeHandle than %q", name, handle)
 	return nil, volumeRejected(o.csiSource, o.pv.Spec.NodeAffinity, err), err
-}
-
-// isVolume reports whether pv is for the volume of source that is accessible by affinity.
-// Drivers that work on one node may return the same ID on several nodes: also a volume that this node reaches counts as equal,
-// because a webhook or the driver may have changed the affinity.
-func (d driver) isVolume(
-	pv *corev1.PersistentVolume, source *corev1.CSIPersistentVolumeSource, affinity *corev1.VolumeNodeAffinity,
-) bool {
-	volume := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: source}}}
-	if !migration.SameVolume(d.name, pv, volume) {
-		return false
-	}
-	return !d.NodeDeployment || equality.Semantic.DeepEqual(pv.Spec.NodeAffinity, affinity) || len(d.segments) > 0 && d.reaches(pv)
 }
 
 // drainLimit bounds the PersistentVolumes that are created at the same time before the process exits.

@@ -116,7 +116,7 @@ func (a *applier) finalError(key claimKey, s claimState, err error) (transition,
 func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation, complete bool) (string, error) {
 	pv, err := a.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, o.plan.VolumeName, metav1.GetOptions{})
 	switch {
-	case err == nil && (migration.IsInTree(pv) || a.c.driver.isVolume(pv, o.csiSource, o.affinity)):
+	case err == nil && (migration.IsInTree(pv) || a.c.driver.isVolume(pv, o.volume())):
 		// In-tree counts as equal: the two sources may have no common handle, as those of vSphere.
 		return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
 	case err != nil && !kube.IsNotFound(err):
@@ -125,14 +125,14 @@ func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation
 	if other, found := a.ops.sameVolume(key, o); found {
 		return "claim " + other.String(), nil
 	}
-	known := append(a.volumes.Written(), a.c.volumes.List()...) // in this order: the watch may deliver one in between
-	if !complete {
-		if known, err = kube.ListAll[*corev1.PersistentVolume](ctx, a.c.deps.Client.CoreV1().PersistentVolumes().List); err != nil {
+	others := a.users.others(o.volume())
+	if !complete && len(others) == 0 {
+		if others, err = kube.ListAll[*corev1.PersistentVolume](ctx, a.c.deps.Client.CoreV1().PersistentVolumes().List); err != nil {
 			return "", fmt.Errorf("listing PersistentVolumes before deleting volume %q: %w", o.csiSource.VolumeHandle, err)
 		}
 	}
-	for _, pv := range known {
-		if a.c.driver.isVolume(pv, o.csiSource, o.affinity) {
+	for _, pv := range others {
+		if a.c.driver.isVolume(pv, o.volume()) {
 			return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
 		}
 	}

@@ -37,7 +37,7 @@
 //	created       ─ volumeRejected ──► rejected       a PersistentVolume of that name has another volume
 //	requested     ─ noVolume ────────► pending        no volume exists and none will: final error, or never called
 //	indeterminate ─ noVolume ────────► pending        final error
-//	created       ─ noVolume ────────► pending        the volume belongs to another claim, or was deleted with this one
+//	created       ─ noVolume ────────► pending        the volume belongs to another object, or was deleted with this one
 //	rejected      ─ noVolume ────────► pending        the volume is deleted again
 //	pvCreated     ─ unbound ─────────► pending        the PersistentVolume was deleted before the claim was bound
 //

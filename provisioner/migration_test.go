@@ -156,26 +156,30 @@ func TestIsVolume(t *testing.T) {
 		"a CSI source of another":    {csiVolume(ebs, "vol-2"), "vol-1", false},
 		"a source of another driver": {csiVolume("other", "vol-1"), "vol-1", false},
 	} {
-		if got := d.isVolume(tt.pv, csiVolume(ebs, tt.id).Spec.CSI, nil); got != tt.want {
+		if got := d.isVolume(tt.pv, csiVolume(ebs, tt.id)); got != tt.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
 	here, there := csiVolume(ebs, "vol-1"), zoneAffinity("zone", "b")
-	source := here.Spec.CSI
+	at := func(affinity *corev1.VolumeNodeAffinity) *corev1.PersistentVolume {
+		pv := csiVolume(ebs, "vol-1")
+		pv.Spec.NodeAffinity = affinity
+		return pv
+	}
 	here.Spec.NodeAffinity = zoneAffinity("zone", "a")
-	if !d.isVolume(here, source, there) {
+	if !d.isVolume(here, at(there)) {
 		t.Error("one ID is one volume, wherever it is")
 	}
 	d.NodeDeployment = true
-	if d.isVolume(here, source, there) || !d.isVolume(here, source, zoneAffinity("zone", "a")) {
+	if d.isVolume(here, at(there)) || !d.isVolume(here, at(zoneAffinity("zone", "a"))) {
 		t.Error("the volumes of two nodes may have one ID")
 	}
 	d.segments = map[string]string{"zone": "b", "host": "n"}
-	if d.isVolume(here, source, there) {
+	if d.isVolume(here, at(there)) {
 		t.Error("the volume of another node is none of this one")
 	}
 	here.Spec.NodeAffinity = zoneAffinity("host", "n") // changed by a webhook
-	if !d.isVolume(here, source, there) {
+	if !d.isVolume(here, at(there)) {
 		t.Error("a volume that this node reaches is that of another node")
 	}
 }

@@ -121,6 +121,14 @@ type operation struct {
 	pvDeleted bool
 }
 
+// handle returns the handle of the volume that CreateVolume has returned and no PersistentVolume names yet; "" for none.
+func (o *operation) handle() string {
+	if o.csiSource == nil || !o.stage.inProgress() {
+		return ""
+	}
+	return o.csiSource.VolumeHandle
+}
+
 // infeasible is a request that the driver called invalid. It is not repeated
 // before until, unless something it was prepared from changes.
 type infeasible struct {

@@ -22,11 +22,14 @@ type operations struct {
 	mu      sync.Mutex
 	byClaim map[claimKey]*operation
 	copies  map[volumerules.Source]int // operations in progress by the source they copy
+	// byHandle has the claim for which CreateVolume has returned a volume first, until a PersistentVolume names the volume, or no
+	// volume is left.
+	byHandle map[string]claimKey
 }
 
 func newOperations() *operations {
 	return &operations{sourceReleased: func(*volumerules.Source) {}, byClaim: map[claimKey]*operation{},
-		copies: map[volumerules.Source]int{}}
+		copies: map[volumerules.Source]int{}, byHandle: map[string]claimKey{}}
 }
 
 // errBug follows a state that no input may lead to.
@@ -68,11 +71,33 @@ func (o *operations) record(key claimKey, t transition) (before, after stage, re
 	if !legal {
 		return before, before, nil, fmt.Errorf("illegal transition %q of claim %s in stage %s: %w", t.name, key, before, errBug)
 	}
-	source := op.source
+	source, handle := op.source, op.handle()
 	t.set(op)
 	op.stage = after
 	o.byClaim[key] = op
+	if now := op.handle(); now != handle {
+		o.hold(key, handle, now)
+	}
 	return before, after, o.countCopies(source, before, op), nil
+}
+
+// hold records that the volume that CreateVolume has returned for a claim has another handle than before; "": none. The caller
+// holds mu.
+func (o *operations) hold(key claimKey, before, now string) {
+	if o.byHandle[before] == key {
+		delete(o.byHandle, before)
+	}
+	if _, held := o.byHandle[now]; now != "" && !held {
+		o.byHandle[now] = key
+	}
+}
+
+// holderOf returns the claim for which CreateVolume has returned the volume with this handle, without a PersistentVolume yet.
+func (o *operations) holderOf(handle string) (holder claimKey, held bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	holder, held = o.byHandle[handle]
+	return holder, held
 }
 
 // countCopies updates the number of operations that copy a source, and returns the source

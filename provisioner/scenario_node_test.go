@@ -301,13 +301,18 @@ func provisionerScenarioNode(t *testing.T) {
 	t.Run("120_deletion", func(t *testing.T) {
 		n1, n2 := nodeScenario(t, 0, 0, nil)
 		n1.makeClass(func(c *storagev1.StorageClass) { late(c) })
+		other := n1.saved(n1.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = "other"; selectNode("n1")(c) }))
 		pv := n2.saved(n2.claim(selectNode("n2")))
+		if pv.Spec.CSI.VolumeHandle != other.Spec.CSI.VolumeHandle { // each driver numbers its own volumes
+			t.Fatalf("handles %q and %q", pv.Spec.CSI.VolumeHandle, other.Spec.CSI.VolumeHandle)
+		}
 		kubetest.Eventually(t, "n1 knows the volume", func(context.Context) error {
 			if _, ok := n1.c.volumes.Get(pv.Name); !ok {
 				return errors.New("it does not")
 			}
 			return nil
 		})
+		n1.event("ProvisioningSucceeded")
 		before := n1.counts()
 		n2.deleteClaim()
 		n2.phase(pv, corev1.VolumeReleased)

@@ -556,62 +556,6 @@ func provisionerScenarioAnswers(t *testing.T) {
 			f.Calls(remove, 0)
 		})
 	}
-	for name, tt := range map[string]struct {
-		saved, restart bool
-		bound          bool // and the watch of PersistentVolumes is late
-		owner          string
-	}{
-		"saved_by_this_process":    {saved: true, owner: "claim "},
-		"saved_and_bound":          {saved: true, bound: true, owner: "PersistentVolume "},
-		"saved_by_an_earlier_one":  {saved: true, restart: true, owner: "PersistentVolume "},
-		"that_cannot_be_saved_yet": {owner: "claim "},
-	} {
-		t.Run("volume_of_another_claim_is_not_cleaned_up_"+name, func(t *testing.T) {
-			f := newFixture(t, csitest.Config{}, nil)
-			var late sync.Mutex
-			f.Watch = kubetest.Proxy(t, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-				if r.URL.Query().Get("watch") != "" && strings.HasSuffix(r.URL.Path, "/persistentvolumes") {
-					w = kubetest.GatedWriter{ResponseWriter: w, Gate: &late}
-				}
-				pass.ServeHTTP(w, r)
-			})
-			f.start()
-			f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-				if r.Method == http.MethodPost && r.URL.Path == "/api/v1/persistentvolumes" && !tt.saved {
-					http.Error(w, "no", http.StatusInternalServerError)
-					return
-				}
-				pass.ServeHTTP(w, r)
-			})
-			f.makeClass(nil)
-			gate := make(chan struct{})
-			f.Plugin.Next(create, heldUntil(gate, csitest.Default()))
-			first := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = "first" })
-			if f.Wait(create, 1); tt.bound {
-				late.Lock()
-				defer late.Unlock()
-			}
-			if close(gate); tt.saved {
-				f.saved(first)
-			}
-			if tt.bound {
-				_, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(t.Context(), first.Name, types.MergePatchType,
-					[]byte(`{"spec":{"volumeName":"pvc-`+string(first.UID)+`"}}`), metav1.PatchOptions{})
-				f.Must(err)
-				f.forgotten(first)
-			}
-			if tt.restart {
-				f.Crash()
-				f.start()
-			}
-			f.Plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) {
-				r.Volume.VolumeId, r.Volume.CapacityBytes = "vol-000001", 1
-			}))
-			f.claim(nil)
-			f.event("ProvisioningFailed", "not deleted, because it belongs to "+tt.owner)
-			f.Calls(remove, 0)
-		})
-	}
 	t.Run("indeterminate_call_that_cannot_be_recorded_ends", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.Plugin.Next(create, csitest.DoAndFail(codes.DeadlineExceeded, "slow"))

@@ -261,6 +261,7 @@ func TestProvisionerScenario(t *testing.T) {
 	provisionerScenarioRequest(t)
 	provisionerScenarioTopology(t)
 	provisionerScenarioState(t)
+	provisionerScenarioHandles(t)
 	provisionerScenarioSource(t)
 	provisionerScenarioNode(t)
 	provisionerScenarioForged(t)

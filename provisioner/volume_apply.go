@@ -88,6 +88,11 @@ func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolu
 	}
 	defer release()
 	read := election.Now()
+	for _, other := range l.users.others(pv) { // the cache may show them as Released although they are bound again
+		if _, _, err := l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), other); err != nil {
+			return fmt.Errorf("reading PersistentVolume %q of the same volume: %w", other.Name, err)
+		}
+	}
 	live, exists, err := l.volumes.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumes(), pv)
 	switch {
 	case err != nil:
@@ -95,8 +100,9 @@ func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolu
 	case !exists, live.ResourceVersion != pv.ResourceVersion:
 		return nil // decideVolume has not seen this
 	}
-	// The cache may have received a change or an attachment during the read.
-	if newest, ok := l.volumes.Get(pv.Name); !ok || newest.ResourceVersion != live.ResourceVersion || len(l.attachments(pv.Name)) > 0 {
+	// The cache may have received a change, an attachment or another PersistentVolume of the volume during the reads.
+	if newest, ok := l.volumes.Get(pv.Name); !ok || newest.ResourceVersion != live.ResourceVersion || len(l.attachments(pv)) > 0 ||
+		l.users.ofReleased(pv) != "" {
 		return nil
 	}
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, live.Spec.CSI == nil), l.c.cfg.Timeout)

@@ -19,6 +19,7 @@ import (
 type pvState struct {
 	pv          *corev1.PersistentVolume // nil: deleted
 	attachments []*storagev1.VolumeAttachment
+	user        string   // another object that needs the volume; "": none
 	removable   []string // finalizers of others that may be removed with ours
 	removal     removal
 	now         time.Time
@@ -102,6 +103,10 @@ func (s pvState) decideReleased(d driver) volumeStep {
 	case !d.controllerService || !d.createsVolumes:
 		return volumeStep{action: volumeFail, reason: "CannotDelete", err: fmt.Errorf(
 			"driver %q does not support deleting volumes: it does not report CONTROLLER_SERVICE and CREATE_DELETE_VOLUME", d.name)}
+	case s.user != "":
+		return volumeStep{action: volumeFail, reason: "UsedByOther", err: fmt.Errorf(
+			"volume %q is not deleted: %s names the same volume. To keep the volume, set the reclaim policy of PersistentVolume %q "+
+				"to Retain. To delete the volume, delete the other object first", translated.Spec.CSI.VolumeHandle, s.user, pv.Name)}
 	case d.publishes && len(s.attachments) > 0:
 		va := s.attachments[0]
 		return volumeStep{action: volumeWait, reason: "Attached", err: fmt.Errorf(

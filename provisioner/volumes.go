@@ -25,6 +25,7 @@ import (
 type volumeLoop struct {
 	c       *Controller
 	volumes *kube.MutationCache[*corev1.PersistentVolume]
+	users   volumeUsers
 	queue   *workloop.Loop[string]
 	// deleted is called with each PersistentVolume that was deleted.
 	deleted func(*corev1.PersistentVolume)
@@ -42,10 +43,8 @@ type removal struct {
 	object  bool      // the PersistentVolume is deleted, though other finalizers may keep it
 }
 
-func newVolumeLoop(
-	c *Controller, volumes *kube.MutationCache[*corev1.PersistentVolume], deleted func(*corev1.PersistentVolume),
-) *volumeLoop {
-	l := &volumeLoop{c: c, volumes: volumes, deleted: deleted, removals: map[types.UID]*removal{}}
+func newVolumeLoop(c *Controller, users volumeUsers, deleted func(*corev1.PersistentVolume)) *volumeLoop {
+	l := &volumeLoop{c: c, volumes: users.volumes, users: users, deleted: deleted, removals: map[types.UID]*removal{}}
 	l.queue = workloop.NewFair(c.loopConfig("volumes"), c.deps.Queues, l.sync, l.groupOf)
 	return l
 }
@@ -53,7 +52,7 @@ func newVolumeLoop(
 // register has the events of PersistentVolumes and VolumeAttachments fill the queue.
 func (l *volumeLoop) register(registrations *kube.Registrations) {
 	registrations.Add(l.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
-		Add: l.volumeChanged, Update: func(_, pv *corev1.PersistentVolume) { l.volumeChanged(pv) }, Delete: l.volumeDeleted,
+		Add: l.volumeChanged, Update: l.volumeUpdated, Delete: l.volumeDeleted,
 	}))
 	if l.c.driver.publishes {
 		registrations.Add(l.c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: l.attachmentDeleted}))
@@ -66,10 +65,25 @@ func (l *volumeLoop) volumeChanged(pv *corev1.PersistentVolume) {
 	}
 }
 
+func (l *volumeLoop) volumeUpdated(old, pv *corev1.PersistentVolume) {
+	l.volumeChanged(pv)
+	if isReleased(pv) && !isReleased(old) {
+		l.wakeOthers(pv)
+	}
+}
+
 func (l *volumeLoop) volumeDeleted(pv *corev1.PersistentVolume) {
 	l.queue.Forget(pv.Name)
 	l.forget(pv.UID)
 	l.deleted(pv)
+	l.wakeOthers(pv)
+}
+
+// wakeOthers enqueues the PersistentVolumes whose deletion waited for pv, because it was for the same volume.
+func (l *volumeLoop) wakeOthers(pv *corev1.PersistentVolume) {
+	for _, other := range l.users.others(pv) {
+		l.volumeChanged(other)
+	}
 }
 
 // attachmentDeleted wakes a PersistentVolume whose deletion waited for its detachment.
@@ -80,6 +94,7 @@ func (l *volumeLoop) attachmentDeleted(va *storagev1.VolumeAttachment) {
 	}
 	if pv, ok := l.c.volumes.Get(*name); ok {
 		l.volumeChanged(pv)
+		l.wakeOthers(pv)
 	}
 }
 
@@ -116,12 +131,15 @@ func (l *volumeLoop) sync(ctx context.Context, name string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("PersistentVolume %q: not done after %d steps: %w", name, maxSteps, errBug)
 }
 
-// attachments returns the VolumeAttachments of a PersistentVolume that the cache has received; nil if the driver has none.
-func (l *volumeLoop) attachments(name string) []*storagev1.VolumeAttachment {
+// attachments returns the VolumeAttachments of the volume of pv that the cache has received; nil if the driver has none.
+func (l *volumeLoop) attachments(pv *corev1.PersistentVolume) (found []*storagev1.VolumeAttachment) {
 	if !l.c.driver.publishes {
 		return nil
 	}
-	return l.c.attachments.ByIndex(kube.ByVolume, name)
+	for _, of := range append(l.users.others(pv), pv) {
+		found = append(found, l.c.attachments.ByIndex(kube.ByVolume, of.Name)...)
+	}
+	return found
 }
 
 func (l *volumeLoop) gather(name string) pvState {
@@ -131,7 +149,9 @@ func (l *volumeLoop) gather(name string) pvState {
 		return s
 	}
 	s.pv = pv
-	s.attachments = l.attachments(name)
+	if isReleased(pv) {
+		s.attachments, s.user = l.attachments(pv), l.users.ofReleased(pv)
+	}
 	l.mu.Lock()
 	if r := l.removals[pv.UID]; r != nil {
 		s.removal = *r

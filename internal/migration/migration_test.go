@@ -216,7 +216,8 @@ func TestSameVolume(t *testing.T) {
 			want bool
 		}{{"its volume", saved, true}, {"another volume", other, false}, {"itself", pv, true}} {
 			found := slices.ContainsFunc(Handles(driver, pv), func(h string) bool { return slices.Contains(Handles(driver, of.b), h) })
-			if same, reverse := SameVolume(driver, pv, of.b), SameVolume(driver, of.b, pv); same != of.want || reverse != of.want || found != of.want {
+			same, reverse := SameVolume(driver, pv, of.b), SameVolume(driver, of.b, pv)
+			if same != of.want || reverse != of.want || found != of.want {
 				t.Errorf("%s, %s: %t, reverse %t, found by a handle %t", name, of.name, same, reverse, found)
 			}
 		}

@@ -75,7 +75,7 @@ var allowed = map[string][]string{
 	"internal/tools/clock": {},
 	"internal/finalizers":  {"election", "internal/kube"},
 	"internal/keylock":     {},
-	"internal/kube":        {},
+	"internal/kube":        {"internal/migration"},
 	"internal/kubetest":    {},
 	"internal/claimloop":   {"internal/kube", "internal/workloop"},
 	"internal/claimtest":   {"internal/claimloop", "internal/kube", "internal/kubetest", "internal/workloop"},

@@ -24,7 +24,7 @@ var mutations = []mutation{
 	{"delete-a-changed-volume", "DeleteVolume is decided again if the live PersistentVolume differs from the cache.",
 		"provisioner/volume_apply.go", "case !exists, live.ResourceVersion != pv.ResourceVersion:", "case !exists:"},
 	{"delete-while-attached", "DeleteVolume waits for the detachment.", "provisioner/volumes.go",
-		"ByIndex(kube.ByVolume, name)", `ByIndex(kube.ByVolume, "")`},
+		"ByIndex(kube.ByVolume, of.Name)", `ByIndex(kube.ByVolume, "")`},
 	{"delete-changed-meanwhile", "DeleteVolume looks for a later PersistentVolume after the live read.", "provisioner/volume_apply.go",
 		"|| newest.ResourceVersion != live.ResourceVersion ||", "|| newest == nil ||"},
 	{"release-unrecorded-snapshot", "CreateSnapshot is repeated if the snapshot-controller has removed its record.",

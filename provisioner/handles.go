@@ -1,0 +1,95 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package provisioner
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/migration"
+)
+
+// volumeUsers finds objects that name the same volume. A driver may return one volume for two claims, and an administrator may create
+// a second PersistentVolume for a volume: deleting one must not delete the data of the other.
+//
+// It knows what the watch has delivered and what this process has written. It cannot know a PersistentVolume that another program
+// creates while the watch lags behind: the API has no request for the PersistentVolumes of a volume.
+type volumeUsers struct {
+	driver  driver
+	volumes *kube.MutationCache[*corev1.PersistentVolume]
+	ops     *operations
+}
+
+// others returns the PersistentVolumes with another name that are for the volume of pv.
+func (u volumeUsers) others(pv *corev1.PersistentVolume) []*corev1.PersistentVolume {
+	var others []*corev1.PersistentVolume
+	for _, handle := range migration.Handles(u.driver.name, pv) {
+		for _, other := range u.volumes.ByIndex(kube.ByHandle, kube.HandleBucket(handle)) {
+			if other.Name != pv.Name && !slices.Contains(others, other) && u.driver.isVolume(other, pv) {
+				others = append(others, other)
+			}
+		}
+	}
+	return others
+}
+
+// ofCreated returns the object that the volume which CreateVolume has returned for a claim belongs to, "" for none.
+func (u volumeUsers) ofCreated(key claimKey, o operation) string {
+	if holder, held := u.ops.holderOf(o.csiSource.VolumeHandle); held && holder != key {
+		return "claim " + holder.String()
+	}
+	for _, other := range u.others(o.volume()) {
+		return describe(other)
+	}
+	return ""
+}
+
+// ofReleased returns the object that needs the volume of pv, which is to be deleted, "" for none. Those whose volume is to be deleted,
+// too, do not.
+func (u volumeUsers) ofReleased(pv *corev1.PersistentVolume) string {
+	for _, other := range u.others(pv) {
+		if !isReleased(other) {
+			return describe(other)
+		}
+	}
+	if handle, _, ok := migration.HandleOf(u.driver.name, pv); ok {
+		if holder, held := u.ops.holderOf(handle); held {
+			return "claim " + holder.String()
+		}
+	}
+	return ""
+}
+
+// isReleased reports whether the volume of pv is to be deleted.
+func isReleased(pv *corev1.PersistentVolume) bool {
+	return pv.Status.Phase == corev1.VolumeReleased && reclaims(pv)
+}
+
+func describe(pv *corev1.PersistentVolume) string {
+	return fmt.Sprintf("PersistentVolume %q (%s, %s)", pv.Name, pv.Status.Phase, pv.Spec.PersistentVolumeReclaimPolicy)
+}
+
+// isVolume reports whether a and b are for the same volume.
+// Drivers that work on one node may return the same ID on several nodes: also a volume that this node reaches counts as equal,
+// because a webhook or the driver may have changed the affinity.
+func (d driver) isVolume(a, b *corev1.PersistentVolume) bool {
+	return migration.SameVolume(d.name, a, b) &&
+		(!d.NodeDeployment || equality.Semantic.DeepEqual(a.Spec.NodeAffinity, b.Spec.NodeAffinity) || len(d.segments) > 0 && d.reaches(a))
+}
+
+// volume returns the PersistentVolume of a volume that CreateVolume has returned. That of a rejected volume has only its source and
+// its affinity.
+func (o operation) volume() *corev1.PersistentVolume {
+	if o.pv != nil {
+		return o.pv
+	}
+	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: o.plan.VolumeName}, Spec: corev1.PersistentVolumeSpec{
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: o.csiSource}, NodeAffinity: o.affinity,
+	}}
+}
