@@ -103,17 +103,10 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 	case r.node == "" && !r.immediate:
 		return nil, nil
 	default:
-		if r.node == "" {
-			keys = known.CommonKeys()
-		}
-		requisite = known.Segments(keys)
-		switch {
-		case len(keys) == 0:
-			return nil, fmt.Errorf("%w: no CSINode has topology keys of the driver. Check that the node plugin is registered and "+
-				"that NodeGetInfo returns accessible_topology", errTopology)
-		case len(requisite) == 0:
-			return nil, fmt.Errorf("%w: no Node has the labels %q that the driver reports as topology keys. Restart the node plugin",
-				errTopology, keys)
+		if r.node != "" {
+			requisite = known.Segments(keys)
+		} else if requisite = known.AllSegments(); len(requisite) == 0 {
+			return nil, noSegments(known.Missing())
 		}
 	}
 	if len(requisite) == 0 {
@@ -137,6 +130,34 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 	}, nil
 }
 
+// Hints at what makes a topology available.
+const (
+	registerDriver = "Check that the node plugin is registered and that NodeGetInfo returns accessible_topology. " +
+		"If the driver has no topology, set --feature-gates=Topology=false"
+	restartPlugin = "Restart the node plugin there"
+)
+
+// maxNamedNodes bounds the nodes that an error names.
+const maxNamedNodes = 3
+
+// noSegments returns the error for a cluster where no node is in a segment. missing has the labels that Nodes lack, by the name of the
+// node; it is empty if the driver has no topology keys anywhere.
+func noSegments(missing map[string][]string) error {
+	if len(missing) == 0 {
+		return fmt.Errorf("%w: no CSINode has topology keys of the driver. %s", errTopology, registerDriver)
+	}
+	var named []string
+	for _, node := range slices.Sorted(maps.Keys(missing)) {
+		if len(named) == maxNamedNodes {
+			named = append(named, fmt.Sprintf("%d more", len(missing)-maxNamedNodes))
+			break
+		}
+		named = append(named, fmt.Sprintf("node %q lacks %q", node, missing[node]))
+	}
+	return fmt.Errorf("%w: the driver reports topology keys, and no Node has all of them as labels: %s. %s",
+		errTopology, strings.Join(named, ", "), restartPlugin)
+}
+
 // segmentOfNode returns the topology keys of the driver on a node, and the segment of the node.
 func segmentOfNode(node string, known *topology.Aggregate) (keys []string, segment topology.Segment, err error) {
 	keys, ok := known.Keys(node)
@@ -148,11 +169,11 @@ func segmentOfNode(node string, known *topology.Aggregate) (keys []string, segme
 		return nil, nil, fmt.Errorf("node %q %w", node, errNodeNotFound)
 	}
 	if len(keys) == 0 {
-		return nil, nil, fmt.Errorf("%w: the driver has no topology keys on the selected node %q", errTopology, node)
+		return nil, nil, fmt.Errorf("%w: the driver has no topology keys on the selected node %q. %s", errTopology, node, registerDriver)
 	}
 	segment, missing := topology.OfNode(labels, keys)
 	if missing != nil {
-		return nil, nil, fmt.Errorf("%w: the selected node %q lacks the labels %q", errTopology, node, missing)
+		return nil, nil, fmt.Errorf("%w: the selected node %q lacks the labels %q. %s", errTopology, node, missing, restartPlugin)
 	}
 	return keys, segment, nil
 }

@@ -87,7 +87,19 @@ func TestRequirement(t *testing.T) {
 		map[string]string{"zone": "z1", "rack": "B"},
 	)
 	disks := world([]string{"zone", "rack", "disk"}, map[string]string{"zone": "z1", "rack": "r1", "disk": "ssd"})
-	unlabelled := world([]string{"zone"}, map[string]string{"other": "x"})
+	other := map[string]string{"other": "x"}
+	unlabelled := world([]string{"zone"}, other, other, other, other)
+	halfLabelled := world(
+		[]string{"zone"}, map[string]string{"zone": "z1"}, map[string]string{"zone": "z1"}, map[string]string{"zone": "z2"},
+		map[string]string{"zone": "z2"},
+	)
+	halfLabelled.SetKeys("node-0", []string{"gone", "zone"}, true)
+	halfLabelled.SetKeys("node-1", []string{"gone", "zone"}, true)
+	pools := world(
+		[]string{"zone"}, map[string]string{"zone": "z1"}, map[string]string{"zone": "z2"},
+		map[string]string{"zone": "z3", "outpost": "o"},
+	)
+	pools.SetKeys("node-2", []string{"zone", "outpost"}, true)
 	halfGone := world([]string{"zone"}, map[string]string{"zone": "z1"})
 	halfGone.SetNode("node-0", nil, false)
 	hundred := strings.Split(strings.Repeat("v,", 100), ",")
@@ -160,16 +172,30 @@ func TestRequirement(t *testing.T) {
 			known: halfGone, request: topologyRequest{node: "node-0"}, err: errNodeNotFound,
 		},
 		"driver is not on the selected node": {
-			known: noKeys, request: topologyRequest{node: "node-0"}, err: errTopology,
+			known: noKeys, request: topologyRequest{node: "node-0"}, err: errTopology, text: "set --feature-gates=Topology=false",
 		},
 		"selected node lacks a label": {
-			known: unlabelled, request: topologyRequest{node: "node-0"}, err: errTopology,
+			known: unlabelled, request: topologyRequest{node: "node-0"}, err: errTopology, text: "Restart the node plugin there",
 		},
 		"driver is on no node": {
-			known: topology.NewAggregate(), request: topologyRequest{immediate: true}, err: errTopology, text: "no CSINode has",
+			known: topology.NewAggregate(), request: topologyRequest{immediate: true}, err: errTopology,
+			text: "set --feature-gates=Topology=false",
 		},
 		"no node has the labels": {
-			known: unlabelled, request: topologyRequest{immediate: true}, err: errTopology, text: `no Node has the labels ["zone"]`,
+			known: unlabelled, request: topologyRequest{immediate: true}, err: errTopology,
+			text: `no Node has all of them as labels: ` +
+				`node "node-0" lacks ["zone"], node "node-1" lacks ["zone"], node "node-2" lacks ["zone"], 1 more. Restart the node plugin`,
+		},
+		"key that no Node has as a label, on half of the nodes": {
+			known: halfLabelled, request: topologyRequest{immediate: true, claim: "testpvc"}, requisite: "zone=z1; zone=z2",
+			preferred: "zone=z1; zone=z2",
+		},
+		"immediate, two sets of keys": {
+			known: pools, request: topologyRequest{immediate: true, claim: "testpvc"},
+			requisite: "zone=z1; zone=z2; outpost=o,zone=z3", preferred: "outpost=o,zone=z3; zone=z1; zone=z2",
+		},
+		"selected node, two sets of keys": {
+			known: pools, request: topologyRequest{node: "node-2"}, requisite: "outpost=o,zone=z3", preferred: "outpost=o,zone=z3",
 		},
 		"with allowed topologies the nodes of the driver do not matter": {
 			known: topology.NewAggregate(), request: topologyRequest{immediate: true, claim: "c", allowed: allow(in("zone", "z"))},

@@ -23,7 +23,11 @@ type naive struct {
 
 func (n naive) segments(keys []string) []Segment {
 	byText := map[string]Segment{}
-	for _, labels := range n.labels {
+	for name, labels := range n.labels {
+		_, missing := OfNode(labels, n.keys[name])
+		if len(n.keys[name]) > 0 && missing == nil && joined(n.keys[name]) != joined(keys) {
+			continue
+		}
 		if s, missing := OfNode(labels, keys); missing == nil {
 			byText[s.String()] = s
 		}
@@ -59,24 +63,32 @@ func TestAggregateIsWhatACountFromScratchGives(t *testing.T) {
 			n.keys[name] = keys
 			a.SetKeys(name, keys, true)
 		}
-		most := map[string]int{}
-		for _, keys := range n.keys {
-			if len(keys) > 0 {
-				most[joined(keys)]++
+		var all []Segment
+		missing := map[string][]string{}
+		for i, keys := range keySets {
+			equal := func(k []string) bool { return slices.Equal(k, keys) }
+			if keys == nil || !slices.ContainsFunc(slices.Collect(maps.Values(n.keys)), equal) {
+				continue
+			}
+			want := n.segments(keys)
+			all = append(all, want...)
+			if diff := gocmp.Diff(want, a.Segments(keys), cmpopts.EquateEmpty()); diff != "" {
+				t.Fatalf("step %d, key set %d: %s", step, i, diff)
 			}
 		}
-		common := a.CommonKeys()
-		for text, count := range most {
-			if count > most[joined(common)] {
-				t.Fatalf("step %d: %q is more common than %q", step, text, common)
-			}
-			keys := keySets[slices.IndexFunc(keySets, func(k []string) bool { return joined(k) == text })]
-			if diff := gocmp.Diff(n.segments(keys), a.Segments(keys), cmpopts.EquateEmpty()); diff != "" {
-				t.Fatalf("step %d, keys %v: %s", step, keys, diff)
+		for name, keys := range n.keys {
+			if _, m := OfNode(n.labels[name], keys); m != nil {
+				missing[name] = m
 			}
 		}
-		if len(most) == 0 && common != nil || len(a.sets) != len(most) {
-			t.Fatalf("step %d: common keys %v, %d sets for %v", step, common, len(a.sets), most)
+		got := a.AllSegments()
+		slices.SortFunc(got, Compare)
+		slices.SortFunc(all, Compare)
+		if diff := gocmp.Diff(all, got, cmpopts.EquateEmpty()); diff != "" {
+			t.Fatalf("step %d, all segments: %s", step, diff)
+		}
+		if diff := gocmp.Diff(missing, a.Missing()); diff != "" {
+			t.Fatalf("step %d, missing labels: %s", step, diff)
 		}
 	}
 }
