@@ -6,6 +6,5 @@
 package provisioner
 
 // competitors is how many nodes compete for claims in TestHundredNodes. With the race
-// detector a hundred need all of a small machine, and what one wins depends on the
-// scheduler: how the volumes are spread is checked without it, while no other test runs.
-const competitors, checkSpread = 25, false
+// detector a hundred need all of a small machine.
+const competitors = 25
