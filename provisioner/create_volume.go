@@ -21,6 +21,7 @@ import (
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // slowCall is the duration of a call after which the event Provisioning is sent.
@@ -68,6 +69,10 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 	case err != nil:
 		a.c.notProvisioned(o)
 		return a.indeterminate(key, s, err)
+	}
+	requested := o.request.GetCapacityRange().GetRequiredBytes()
+	if warning := volumerules.CapacityWarning("CreateVolume", source.VolumeHandle, volume.GetCapacityBytes(), requested); warning != "" {
+		a.c.event(o.claim, event{corev1.EventTypeWarning, reasonUnlikelyCapacity, warning})
 	}
 	return volumeCreated(pv, source), nil
 }

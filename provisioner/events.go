@@ -22,8 +22,10 @@ const (
 	reasonSucceeded = "ProvisioningSucceeded"
 	// Warning, PVC: an attempt failed, or PVC or StorageClass are invalid; the message has the cause and any delay of the next attempt
 	reasonFailed = "ProvisioningFailed"
-	// Warning, PV: the PV or its volume was not deleted: the driver or the API server refuses, another PV names the volume, or it is attached for more than a minute
+	// Warning, PV: the PV or its volume was not deleted: refused, another PV names the volume, or attached for more than a minute
 	reasonFailedDelete = "VolumeFailedDelete"
+	// Warning, PVC: the driver has returned a capacity_bytes that is more than twice the request plus 4 TiB; the volume is used
+	reasonUnlikelyCapacity = "UnlikelyCapacity"
 	// Normal, PV: the volume was deleted although its Secret could not be read, for example because its namespace was deleted first
 	reasonDeletionWithoutSecret = "DeletionWithoutSecret"
 )

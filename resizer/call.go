@@ -10,10 +10,12 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // expand calls ControllerExpandVolume and remembers its response, unless the outcome is unknown.
@@ -43,6 +45,10 @@ func (a *attempt) expand(ctx context.Context, s claimState, step step) error {
 	} else if response.GetCapacityBytes() == 0 {
 		klog.FromContext(ctx).Info("Driver returned no capacity of an expanded volume, assuming the requested one",
 			"volumeHandle", request.VolumeId, "size", step.target.size.String())
+	}
+	if warning := volumerules.CapacityWarning("ControllerExpandVolume", request.VolumeId, response.GetCapacityBytes(),
+		step.target.size.Value()); warning != "" {
+		a.t.event(s.claim, event{corev1.EventTypeWarning, reasonUnlikelyCapacity, warning})
 	}
 	return a.answered(ctx, s, step, result)
 }

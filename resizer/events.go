@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Reasons of events. They are those of csi-resizer, as are the messages.
+// Reasons of events. All but reasonUnlikelyCapacity are those of csi-resizer, as are the messages.
 const (
 	// Normal, PVC: the expansion to a new size begins
 	reasonResizing = "Resizing"
@@ -20,6 +20,8 @@ const (
 	reasonNodeResizeRequired = "FileSystemResizeRequired"
 	// Normal, PVC: the volume is expanded; the node has nothing to do
 	reasonResizeSuccessful = "VolumeResizeSuccessful"
+	// Warning, PVC: the driver has returned a capacity_bytes that is more than twice the request plus 4 TiB; the claim gets this size
+	reasonUnlikelyCapacity = "UnlikelyCapacity"
 	// Normal, PVC: the modification to a VolumeAttributesClass begins
 	reasonModify = "VolumeModify"
 	// Warning, PVC: an attempt to modify the volume failed, or its VolumeAttributesClass does not exist

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -146,6 +147,14 @@ func resizerScenarioExpand(t *testing.T) {
 		f.Plugin.Release()
 		f.reaches("c2", "C=1Gi A=2Gi "+pending+" P=2Gi PRE=1Gi "+waitNode)
 		f.called("2Gi 2Gi 2Gi")
+		f.Plugin.Next(expandMethod, returns(math.MaxInt64))
+		f.create("c3", nil)
+		f.request("c3", "2Gi")
+		f.reaches("c3", "C=1Gi A=2Gi "+pending+" P=9223372036854775807 PRE=1Gi "+waitNode)
+		if got := f.events.messages(reasonUnlikelyCapacity); !strings.Contains(got,
+			"ControllerExpandVolume returned capacity_bytes 9223372036854775807") {
+			t.Errorf("events %q", got)
+		}
 	})
 }
 
