@@ -71,6 +71,7 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 	log := klog.FromContext(ctx).WithValues("persistentVolumeClaim", klog.KRef(key.Namespace, key.Name))
 	ctx = tracing.WithOperation(klog.NewContext(ctx, log), "Provision", key.UID)
 	var r reads
+	var rescheduled error
 	for range maxSteps {
 		s := l.gather(key)
 		s.reads = r
@@ -81,6 +82,9 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 			return time.Time{}, nil
 		case doForget:
 			l.forget(key)
+			if step.reason == waitsForPod { // a failure that is rescheduled again and again
+				return time.Time{}, workloop.Waiting{Cause: rescheduled}
+			}
 			return time.Time{}, nil
 		case doIgnore:
 			l.forget(key)
@@ -89,11 +93,16 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 		case doReport:
 			l.forget(key)
 			l.c.claimFailed(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), step.err))
-			return time.Time{}, nil
+			return time.Time{}, workloop.Waiting{Cause: step.err}
 		case doBackOff:
 			return time.Time{}, step.err
 		case doWait:
-			return step.until, nil
+			return step.until, workloop.Waiting{Cause: rescheduled}
+		case doReschedule:
+			rescheduled = step.err
+			if r.failure != nil {
+				rescheduled = r.failure.err
+			}
 		}
 		if err := l.take(ctx, key, s, step, &r); err != nil {
 			return time.Time{}, err
@@ -187,11 +196,11 @@ func (l *claimLoop) claimAdded(claim *corev1.PersistentVolumeClaim) {
 
 // claimChanged enqueues a claim for which there may be something to do.
 func (l *claimLoop) claimChanged(claim *corev1.PersistentVolumeClaim) {
-	if claim.Spec.VolumeName != "" && !isProtected(claim) {
+	switch {
+	case claim.Spec.VolumeName != "" && !isProtected(claim):
 		l.forget(keyOf(claim))
-		return
-	}
-	if kube.ClaimHandledBy(l.c.driver.name, claim) {
+		l.queue.Forget(keyOf(claim))
+	case kube.ClaimHandledBy(l.c.driver.name, claim):
 		l.queue.Add(keyOf(claim))
 	}
 }

@@ -232,6 +232,9 @@ func (d decision) decidePVCreated() step {
 	return step{reason: "PVCreated"}
 }
 
+// waitsForPod is the reason for a claim that the scheduler has to select a node for.
+const waitsForPod = "WaitsForPod"
+
 // maxTopologyFailures bounds the failures in a row for lack of topology before the scheduler
 // must select another node.
 const maxTopologyFailures = 5
@@ -250,7 +253,7 @@ func (d decision) decideNew() step {
 	case !d.is(class.Provisioner):
 		return step{action: doForget, reason: "ClassOfAnotherDriver"}
 	case kube.WaitsForFirstConsumer(class) && d.claim.Annotations[storagehelpers.AnnSelectedNode] == "":
-		return step{action: doForget, reason: "WaitsForPod"}
+		return step{action: doForget, reason: waitsForPod}
 	}
 	if d.NodeDeployment && selectedNode(d.claim) != d.NodeName {
 		return d.decideOwner()

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -525,6 +526,21 @@ func nodeGivenBack(t *testing.T, method string, old bool, calls int) {
 	})
 	f.forgotten(claim)
 	f.Calls(create, calls)
+	kubetest.Eventually(t, "/statusz shows the failure although nothing is retried", func(context.Context) error {
+		failing := f.c.claimLoop.Load().queue.Status().Failing
+		if len(failing) != 1 || failing[0].Key != keyOf(claim).String() || !strings.Contains(failing[0].Error, "full") ||
+			!failing[0].Next.IsZero() {
+			return fmt.Errorf("it shows %+v", failing)
+		}
+		return nil
+	})
+	f.patchClaim(`{"spec":{"volumeName":"by-hand"}}`)
+	kubetest.Eventually(t, "/statusz shows no failure of a bound claim", func(context.Context) error {
+		if failing := f.c.claimLoop.Load().queue.Status().Failing; len(failing) > 0 {
+			return fmt.Errorf("it shows %+v", failing)
+		}
+		return nil
+	})
 }
 
 func provisionerScenarioAnswers(t *testing.T) {
@@ -606,13 +622,14 @@ func provisionerScenarioAnswers(t *testing.T) {
 		for i, tt := range []struct {
 			bytes int64
 			want  string
-		}{{0, "1Gi"}, {1 << 30, "1Gi"}, {5905580032, "5632Mi"}, {5970004541, "5970004541"}} {
+		}{{0, "1Gi"}, {1 << 30, "1Gi"}, {5905580032, "5632Mi"}, {5970004541, "5970004541"}, {math.MaxInt64, "9223372036854775807"}} {
 			f.Plugin.Next(create, csitest.Alter(func(r *csi.CreateVolumeResponse) { r.Volume.CapacityBytes = tt.bytes }))
 			pv := f.saved(f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = fmt.Sprint("data-", i) }))
 			if got := pv.Spec.Capacity.Storage().String(); got != tt.want {
 				t.Errorf("%d bytes: capacity %s, want %s", tt.bytes, got, tt.want)
 			}
 		}
+		f.event("UnlikelyCapacity", "capacity_bytes 9223372036854775807 for volume", "for a request of 1073741824 bytes")
 	})
 	t.Run("099_volume_that_cannot_be_saved_at_once", func(t *testing.T) {
 		for name, tt := range map[string]saving{

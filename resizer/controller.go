@@ -223,7 +223,7 @@ func (t *term) sync(ctx context.Context, k key) (next time.Time, err error) {
 			}
 			return time.Time{}, nil
 		case doWait:
-			return step.until, nil
+			return step.until, workloop.Waiting{}
 		}
 		traced, end := tracing.StartSpan(ctx, step.action.String())
 		done, until, err := a.apply(traced, s, step)

@@ -19,7 +19,7 @@ type Status struct {
 	Waiting  int       `json:"waiting"`  // keys that wait for a worker
 	Running  []Running `json:"running"`  // longest first
 	Failing  []Failing `json:"failing"`  // by time of the next attempt, at most maxFailing
-	Failures int       `json:"failures"` // number of keys in back-off
+	Failures int       `json:"failures"` // number of keys whose last attempt failed
 	Recent   []Attempt `json:"recent"`   // newest first
 	Slowest  []Attempt `json:"slowest"`  // since the loop started
 }
@@ -31,13 +31,13 @@ type Running struct {
 	Since time.Time `json:"since"`
 }
 
-// Failing is a key in back-off.
+// Failing is a key whose last attempt failed.
 type Failing struct {
 	Key      string    `json:"key"`
 	Stage    string    `json:"stage,omitempty"`
-	Attempts int       `json:"attempts"` // failed in a row
-	Error    string    `json:"error"`    // of the last attempt
-	Next     time.Time `json:"next"`
+	Attempts int       `json:"attempts"`      // failed in a row
+	Error    string    `json:"error"`         // of the last attempt
+	Next     time.Time `json:"next,omitzero"` // zero: after an event
 }
 
 // Attempt is a completed call of the sync function.
@@ -101,8 +101,8 @@ func (l *Loop[K]) Status() Status {
 		switch {
 		case st.running:
 			s.Running = append(s.Running, Running{fmt.Sprint(key), l.stage(key), st.since})
-		case st.failures > 0:
-			s.Failing = append(s.Failing, Failing{fmt.Sprint(key), l.stage(key), st.failures, st.lastError, st.notBefore})
+		case st.attempts > 0:
+			s.Failing = append(s.Failing, Failing{fmt.Sprint(key), l.stage(key), st.attempts, st.lastError, st.next})
 		}
 	}
 	s.Recent, s.Slowest = slices.Clone(l.history.recent), slices.Clone(l.history.slowest)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 func TestStatus(t *testing.T) {
@@ -52,6 +53,51 @@ func TestStatus(t *testing.T) {
 			t.Error(diff)
 		}
 		close(held)
+	})
+}
+
+// TestStatusOfWaitingKeys: an object that fails and waits for an event is shown until an attempt succeeds, and has no back-off.
+func TestStatusOfWaitingKeys(t *testing.T) {
+	results := []struct {
+		next time.Duration // from now; 0: none
+		err  error
+		want []Failing // Next is from now
+	}{
+		{err: Waiting{}},
+		{err: Waiting{errors.New("full")}, want: []Failing{{Attempts: 1, Error: "full"}}},
+		{err: Waiting{}, next: time.Hour, want: []Failing{{Attempts: 1, Error: "full", Next: time.Time{}.Add(time.Hour)}}},
+		{err: Waiting{errors.New("full again")}, want: []Failing{{Attempts: 2, Error: "full again"}}},
+		{err: errors.New("busy"), want: []Failing{{Attempts: 3, Error: "busy", Next: time.Time{}.Add(time.Minute)}}},
+		{err: nil},
+		{err: Waiting{}},
+	}
+	var n int
+	run(t, Config{RetryStart: time.Minute, RetryMax: time.Hour}, func(context.Context, string) (next time.Time, err error) {
+		if r := results[n]; r.next > 0 {
+			next = time.Now().Add(r.next)
+		}
+		return next, results[n].err
+	}, func(l *Loop[string], m *Metrics, _ context.CancelCauseFunc) {
+		for n = range results {
+			if n%2 == 0 {
+				l.Add("key")
+			} else {
+				l.Resync("key")
+			}
+			if synctest.Wait(); n == 5 { // the back-off of the attempt before
+				time.Sleep(time.Minute)
+				synctest.Wait()
+			}
+			got := l.Status().Failing
+			for i := range got {
+				if got[i].Key = ""; !got[i].Next.IsZero() {
+					got[i].Next = time.Time{}.Add(time.Until(got[i].Next))
+				}
+			}
+			if diff := cmp.Diff(results[n].want, got, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("after attempt %d: %s", n, diff)
+			}
+		}
 	})
 }
 

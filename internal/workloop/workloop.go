@@ -20,8 +20,17 @@ import (
 )
 
 // Sync reconciles the object of key. After an error, key is requeued with back-off. A non-zero
-// next requeues key at that time.
+// next requeues key at that time. After [Waiting], it is requeued at that time only.
 type Sync[K comparable] func(ctx context.Context, key K) (next time.Time, err error)
+
+// Waiting is the error of a sync of an object that still lacks something, and for which an event or the time that sync returns continues
+// the work: there is no back-off. [Loop.Status] shows the key as failing, as long as its syncs return errors.
+type Waiting struct {
+	Cause error // the failure of this attempt; nil: it made none
+}
+
+// Error returns the text of the cause.
+func (w Waiting) Error() string { return fmt.Sprintf("waiting after: %v", w.Cause) }
 
 // Config configures a loop. Name and the two retry intervals are required.
 type Config struct {
@@ -57,8 +66,10 @@ type Loop[K comparable] struct {
 
 // state describes a key from its first attempt until an attempt succeeds.
 type state struct {
-	failures    int       // in a row
-	notBefore   time.Time // end of the back-off; zero before the first failure
+	attempts    int       // that failed in a row
+	failures    int       // those among them that count for the back-off
+	notBefore   time.Time // end of the back-off; zero without one
+	next        time.Time // of the next attempt, zero if only an event causes one
 	skipBackoff bool      // an event arrived after the last attempt started
 	running     bool
 	since       time.Time // start of the running attempt
@@ -101,7 +112,7 @@ func (l *Loop[K]) Add(key K) {
 func (l *Loop[K]) Resync(key K) {
 	l.mu.Lock()
 	st, ok := l.states[key]
-	inBackoff := ok && !st.running
+	inBackoff := ok && !st.running && !st.notBefore.IsZero()
 	l.mu.Unlock()
 	if !inBackoff {
 		l.queue.Add(key)
@@ -228,21 +239,31 @@ func (l *Loop[K]) process(ctx context.Context, key K) {
 		next, err = l.syncRecovering(klog.NewContext(ctx, log), key)
 	}
 	duration := time.Since(start)
+	var waiting Waiting
+	waits := errors.As(err, &waiting)
+	if waits {
+		err = waiting.Cause
+	}
 	if err != nil || duration >= minRecordedDuration {
 		l.mu.Lock()
 		l.history.add(Attempt{fmt.Sprint(key), start.Add(duration), duration, errorText(err)})
 		l.mu.Unlock()
 	}
-	if err != nil {
+	switch {
+	case waits:
+		l.waits(key, next, err)
+		log.V(1).Info("Sync waits", "stage", l.stage(key), "duration", duration, "until", next, "err", err)
+	case err != nil:
 		delay := l.requeueFailed(key, err)
 		log.V(1).Info("Sync failed", "stage", l.stage(key), "duration", duration, "retryIn", delay, "err", err)
 		return
+	default:
+		l.Forget(key)
+		log.V(1).Info("Synced", "duration", duration)
 	}
-	l.Forget(key)
 	if !next.IsZero() {
 		l.queue.AddAfter(key, time.Until(next))
 	}
-	log.V(1).Info("Synced", "duration", duration)
 }
 
 // syncRecovering calls sync and returns a panic as an error, which affects no other key.
@@ -255,6 +276,27 @@ func (l *Loop[K]) syncRecovering(ctx context.Context, key K) (next time.Time, er
 		}
 	}()
 	return l.sync(ctx, key)
+}
+
+// waits ends the back-off of key, and keeps what [Loop.Status] shows of its failures. cause is the last of them, nil if this attempt
+// made none.
+func (l *Loop[K]) waits(key K, next time.Time, cause error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	st := l.states[key]
+	switch {
+	case cause == nil && (st == nil || st.attempts == 0): // nothing to show
+		delete(l.states, key)
+		return
+	case st == nil: // Forget was called during the attempt
+		st = &state{}
+		l.states[key] = st
+	}
+	st.running, st.failures, st.notBefore, st.next = false, 0, time.Time{}, next
+	if cause != nil {
+		st.attempts++
+		st.lastError = errorText(cause)
+	}
 }
 
 // requeueFailed counts a failure of key and enqueues it after the back-off.
@@ -270,8 +312,10 @@ func (l *Loop[K]) requeueFailed(key K, err error) (delay time.Duration) {
 		delay += time.Duration(float64(delay) * l.cfg.Jitter * fractionOf(key))
 	}
 	st.failures++
+	st.attempts++
 	st.running = false
 	st.notBefore, st.lastError = time.Now().Add(delay), errorText(err)
+	st.next = st.notBefore
 	l.mu.Unlock()
 	l.metrics.retries.WithLabelValues(l.cfg.Name).Inc()
 	l.queue.AddAfter(key, delay)
