@@ -72,7 +72,7 @@ func (c *Client) identify(ctx context.Context) (Driver, error) {
 	if err != nil {
 		return d, fmt.Errorf("getting the name of the driver at %s: GetPluginInfo: %w", c.cfg.Address, err)
 	}
-	d.Name, d.VendorVersion = info.GetName(), text(info.GetVendorVersion())
+	d.Name, d.VendorVersion = info.GetName(), Printable(info.GetVendorVersion())
 	if err = CheckID("name", d.Name); d.Name == "" {
 		err = errors.New("GetPluginInfo returned an empty name")
 	}

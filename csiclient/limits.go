@@ -37,14 +37,14 @@ func limited(
 	}
 	err := invoke(ctx, method, request, response, conn, append(opts, grpc.MaxCallRecvMsgSize(size))...)
 	if s, ok := status.FromError(err); ok && err != nil {
-		return status.Error(s.Code(), text(s.Message()))
+		return status.Error(s.Code(), Printable(s.Message()))
 	}
 	return err
 }
 
-// text returns a text of the driver as logs, events and pages can show it: at most [maxText] bytes of UTF-8 in one line, without
+// Printable returns a text of the driver as logs, events and pages can show it: at most [maxText] bytes of UTF-8 in one line, without
 // characters that are invisible or change the order of others. It does not keep a long s in memory.
-func text(s string) string {
+func Printable(s string) string {
 	end := ""
 	if len(s) > maxText {
 		s, end = strings.Clone(s[:maxText]), "…"

@@ -9,6 +9,8 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"github.com/storage-controller/storage-controller/csiclient"
 )
 
 // Report is the result of one audit.
@@ -79,7 +81,7 @@ func (f Finding) writeText(b *strings.Builder) {
 	if f.Node != "" {
 		parts = append(parts, "node "+f.Node)
 	}
-	fmt.Fprintf(b, "  %s: %s\n", strings.Join(parts, ", "), f.Message)
+	fmt.Fprintf(b, "  %s\n", csiclient.Printable(strings.Join(parts, ", ")+": "+f.Message)) // the driver chose the handles
 	for _, x := range f.Finalizers {
 		fmt.Fprintf(b, "    %s: removed by %s\n", x.Name, x.Remover)
 	}
