@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # The image has the program, links with the names of the sidecars to it, CA certificates
 # and licences, but no shell and no libraries. Build it from the root of the repository:
 #
@@ -10,7 +9,7 @@
 #
 # Builds are reproducible: the program contains no paths, times or commits (-trimpath,
 # -buildvcs=false). SOURCE_DATE_EPOCH sets the times of the files and the image.
-FROM --platform=$BUILDPLATFORM golang:1.26.8 AS build
+FROM --platform=$BUILDPLATFORM golang:1.26.8@sha256:3c3e25a4da13fd0478eed2df1eb35a0e667094a7124d3993a6a1d30f71c17e79 AS build
 # BuildKit sets these. A default would hide its value; if empty, Go builds for the platform of the builder.
 ARG TARGETOS
 ARG TARGETARCH

@@ -102,12 +102,13 @@ conformance: ## Run the Kubernetes specifications for CSI drivers on a real node
 	test/conformance/conformance.sh $(ARGS)
 
 .PHONY: vulncheck
-vulncheck: ## Check all modules for known vulnerabilities; passes if the database cannot be reached
+vulncheck: ## Check all modules for known vulnerabilities; without the database it warns, with REQUIRED=1 it fails
 	@for dir in . release; do \
 		out=$$(cd $$dir && go run $(GOVULNCHECK) ./... 2>&1) && { echo "$$dir: $$out"; continue; }; \
 		echo "$$out"; \
 		grep -qE 'dial tcp|no such host|403 Forbidden|i/o timeout|proxyconnect' <<< "$$out" || exit 1; \
 		echo "$$dir: not checked: the vulnerability database cannot be reached"; \
+		[ -z "$(REQUIRED)" ] || exit 1; \
 	done
 
 RELEASE := GOTOOLCHAIN=go$(shell sed -n 's/^go //p' go.mod) go run .

@@ -84,7 +84,7 @@ func TestImage(t *testing.T) {
 	}
 	_, version, _ := strings.Cut(string(mod), "\ngo ")
 	version, _, _ = strings.Cut(version, "\n")
-	if !strings.Contains(goVersion, "golang:"+version+" AS build") {
+	if !strings.Contains(goVersion, "golang:"+version+"@sha256:") {
 		t.Errorf("the image is built with %s, and go.mod wants %s", goVersion, version)
 	}
 	want := map[string]string{"files": "scratch COPY --from=build /out/ /"}
