@@ -101,7 +101,8 @@ func nodeCleanupOptions(d nodecontroller.Config) []settings.Option {
 			Usage: "fraction of the driver's nodes; the breaker stops the cleanup when more nodes are lost"},
 		{Name: "node-cleanup-min-nodes", Default: d.NodeCleanupMinNodes,
 			Usage: "number of lost nodes that never opens the breaker, regardless of --node-cleanup-max-fraction"},
-		{Name: "node-cleanup-qps", Default: d.NodeCleanupQPS, Usage: "maximum deletions per second"},
+		{Name: "node-cleanup-qps", Default: d.NodeCleanupQPS,
+			Usage: "maximum deletions per second for missing Nodes without an approval; a Node that is being deleted has no limit"},
 		{Name: "node-cleanup-burst", Default: d.NodeCleanupBurst, Usage: "number of deletions that may exceed --node-cleanup-qps at once"},
 	}
 }

@@ -83,7 +83,7 @@ func (c *cleaner) attempt(
 				continue // time has passed since the reads
 			}
 		}
-		if !c.allow() {
+		if limited(t.hosts) && !c.allow() {
 			return result{reasons: []reason{{checkRate, "RateLimited", "--node-cleanup-qps is used up"}}}, nil
 		}
 		if err := election.MayCallNow(ctx, began); err != nil {
@@ -92,6 +92,12 @@ func (c *cleaner) attempt(
 		err = act()
 		return result{done: err == nil}, err
 	}
+}
+
+// limited reports whether [Settings.NodeCleanupQPS] limits the deletions because of hosts. It does not, if a request to the API
+// server deleted their Nodes, or an administrator approved their clean-up. The breaker applies to all.
+func limited(hosts []host) bool {
+	return slices.ContainsFunc(hosts, func(h host) bool { return h.state == missing && h.record.Approved.IsZero() })
 }
 
 // actionFinalizer is the label action of the metric for removed finalizers. All other actions delete.

@@ -33,7 +33,7 @@ func (p pass) clean(ctx context.Context) (next time.Time, err error) {
 		p.mismatched()
 	}
 	for _, claim := range shuffled(p.h.unbound) {
-		if at := p.c.tokens(time.Now()); !at.IsZero() {
+		if at := p.c.tokens(time.Now()); limited([]host{p.h}) && !at.IsZero() {
 			return at, errors.Join(errs...)
 		}
 		if p.policy.dryRun && p.recall(p.h.value).sent[claim.UID] {
@@ -92,7 +92,7 @@ func (p pass) cleanVolume(ctx context.Context, v volume) (next time.Time, full b
 		case p.h.state == deleting && p.leftToOthers(ctx, v):
 			return time.Time{}, false, nil
 		}
-		if at := p.c.tokens(time.Now()); !at.IsZero() {
+		if at := p.c.tokens(time.Now()); limited(v.hosts) && !at.IsZero() {
 			p.failed(v, checkRate)
 			return at, true, nil
 		}

@@ -46,7 +46,7 @@ type Settings struct {
 	// NodeCleanupMaxFraction is the fraction of the nodes of the driver, from 0 to 1, above which lost nodes open the breaker.
 	NodeCleanupMaxFraction float64 `mapstructure:"node-cleanup-max-fraction"`
 	NodeCleanupMinNodes    int     `mapstructure:"node-cleanup-min-nodes"` // number of lost nodes that never opens the breaker
-	NodeCleanupQPS         float64 `mapstructure:"node-cleanup-qps"`       // deletions per second; positive
+	NodeCleanupQPS         float64 `mapstructure:"node-cleanup-qps"`       // deletions per second for missing, unapproved Nodes; positive
 	// NodeCleanupBurst is the number of deletions that may exceed NodeCleanupQPS at once; at least 1.
 	NodeCleanupBurst    int      `mapstructure:"node-cleanup-burst"`
 	NodeCleanupResource []string `mapstructure:"node-cleanup-resource"` // see [ParseResource]

@@ -160,6 +160,43 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			}
 		}
 	})
+	// The profile topolvm has several objects per volume: 400 volumes would take longer than --node-finalizer-timeout.
+	t.Run("046_no_rate_after_a_request", func(t *testing.T) {
+		slow := func(f *fixture) { f.cfg.NodeCleanupQPS, f.cfg.NodeCleanupBurst = 1e-6, 1; parity(f) }
+		begin := func(t *testing.T, change func(f *fixture)) (*fixture, customResources) {
+			f := scenario(t, func(f *fixture) { slow(f); change(f) })
+			resources := f.installLogicalVolumes()
+			f.node("n", f.cfg.NodeFinalizer)
+			f.bound("a", "n")
+			f.bound("b", "n")
+			f.selecting("unbound", "n")
+			resources.create("lv-a", "n")
+			resources.create("lv-b", "n")
+			f.start()
+			f.observedNodes()
+			return f, resources
+		}
+		cleaned := func(f *fixture, resources customResources) {
+			for _, name := range []string{"a", "b", "unbound"} {
+				f.claimDeleted(name)
+			}
+			resources.deleted("lv-a", "lv-b")
+		}
+		t.Run("of_a_deletion", func(t *testing.T) {
+			f, resources := begin(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Hour })
+			f.deleteNode("n")
+			f.nodeDeleted("n")
+			cleaned(f, resources)
+		})
+		t.Run("of_an_approval", func(t *testing.T) {
+			f, resources := begin(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Hour; f.cfg.NodeFinalizerMode = FinalizerOff })
+			f.patchNode("n", noFinalizers)
+			f.deleteNode("n")
+			f.missing("n")
+			f.approve("", "n")
+			cleaned(f, resources)
+		})
+	})
 	t.Run("047_two_replicas", func(t *testing.T) {
 		f := scenario(t, nil)
 		f.onlyWrites("DELETE persistentvolumeclaims/a", "DELETE persistentvolumeclaims/b")
