@@ -59,9 +59,8 @@ at the new container. Permissions, Services and monitors in the input are compar
 what the new containers need.
 
 Exit code: 1 nothing to replace, or the manifest cannot be read; it is printed only if
-something was replaced. 3 a sidecar was kept because it is patched or has unknown flags,
-or the printed manifest will not start until you fix the problems in the notes, such as an
-invalid value of a flag.`,
+something was replaced. 3 the report says what you must do before the rollout, such as
+setting --image, adding permissions, or migrating a sidecar that was kept.`,
 		Example: `  storage-controller migrate -f deployment.yaml > new.yaml
   storage-controller migrate -f deployment.yaml --diff
   cat rbac.yaml deployment.yaml | storage-controller migrate -f - --print-rbac | kubectl apply -f -
@@ -136,14 +135,14 @@ func migrateManifest(cmd *cobra.Command, f migrateFlags, manifest []byte, o migr
 	}
 	if err != nil {
 		err = fmt.Errorf("migrating %s: %w", f.file, err)
-		if result.Rejected {
+		if result.Incomplete() {
 			return &exitError{err, exitFindings}
 		}
 		return err
 	}
-	if _, err = io.WriteString(cmd.OutOrStdout(), f.writer()(f.file, manifest, result)); err == nil && result.Rejected {
+	if _, err = io.WriteString(cmd.OutOrStdout(), f.writer()(f.file, manifest, result)); err == nil && result.Incomplete() {
 		err = &exitError{
-			fmt.Errorf("migrating %s: the result is not complete or will not start. Do what the notes above require", f.file),
+			fmt.Errorf("migrating %s: the result is not complete. Do what the report says that you must do before the rollout", f.file),
 			exitFindings,
 		}
 	}

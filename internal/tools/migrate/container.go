@@ -23,7 +23,6 @@ func (g *group) container() *yaml.Node {
 	if accept := g.m.Tables.Accept; accept != nil {
 		if err := accept(slices.DeleteFunc(slices.Clone(known), hasReference), variablesOf(g, env)); err != nil {
 			g.must("storage-controller does not accept these arguments: %s. Correct them", strings.ReplaceAll(err.Error(), "\n", "; "))
-			g.m.rejected = true
 		}
 	}
 	c := mapping(scalar("name"), scalar(g.name), scalar("image"), scalar(g.m.Image))

@@ -175,6 +175,30 @@ func TestGroups(t *testing.T) {
 	}
 }
 
+// TestNamesOfSeveralDrivers expects the name of the driver in that of its container.
+func TestNamesOfSeveralDrivers(t *testing.T) {
+	t.Parallel()
+	mounts := func(volume string) string { return "        volumeMounts: [{name: " + volume + ", mountPath: /csi}]\n" }
+	driver := func(name, volume, path string) string {
+		return "      - name: " + name + "\n        image: x\n        args: [\"--endpoint=$(E)\"]\n" +
+			"        env: [{name: E, value: \"unix://" + path + "/csi.sock\"}]\n" + strings.Replace(mounts(volume), "/csi}", path+"}", 1)
+	}
+	a, b := sidecar("csi-provisioner")+mounts("a"), strings.Replace(sidecar("csi-attacher"), "csi.sock", "Block_x.sock", 1)+mounts("b")
+	for _, tt := range []struct{ containers, want string }{
+		{a + b, "storage-controller-csi storage-controller-block-x"},
+		{a + b + driver("file", "a", "/run/file"), "storage-controller-file storage-controller-block-x"},
+		{a + sidecar("csi-attacher") + mounts("a") + driver("file", "a", "/run/file"), "storage-controller"},
+	} {
+		r, names := migrated(t, deployment(tt.containers), false), []string{}
+		for _, c := range r.Replacements {
+			names = append(names, c.Container)
+		}
+		if have := strings.Join(names, " "); have != tt.want {
+			t.Errorf("%q, want %q:\n%s", have, tt.want, r.Manifest)
+		}
+	}
+}
+
 func TestResources(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ first, second, want string }{

@@ -168,24 +168,33 @@ func runsNodecontroller(containers []*yaml.Node) bool {
 	})
 }
 
-// sidecarOfShell returns the sidecar that a shell starts, or "". Such a container is kept,
-// because its script may do more than that.
-func sidecarOfShell(c *yaml.Node) kind {
+// wrapped returns the sidecar that another program in command starts, such as a shell or tini, or "". Such a container is
+// kept, because that program may do more.
+func wrapped(c *yaml.Node) (sidecar kind, wrapper string) {
 	command := items(get(c, "command"))
-	if len(command) == 0 || !slices.Contains([]string{"sh", "bash", "ash"}, path.Base(text(command[0]))) {
-		return ""
+	if len(command) == 0 || kindOf(c) != "" || runsStorageController(c, argumentsOf(c)) {
+		return "", ""
+	}
+	wrapper = path.Base(text(command[0]))
+	for _, arg := range argumentsOf(c) {
+		if k := kindOfProgram(path.Base(text(arg))); k != "" && !strings.HasPrefix(text(arg), "-") {
+			return k, wrapper
+		}
+	}
+	if !slices.Contains([]string{"sh", "bash", "ash"}, wrapper) {
+		return "", ""
 	}
 	if k := kindOfProgram(ImageName(text(get(c, "image")))); k != "" {
-		return k
+		return k, wrapper
 	}
 	for _, arg := range argumentsOf(c) {
 		for _, k := range kinds {
 			if strings.Contains(text(arg), string(k)) {
-				return k
+				return k, wrapper
 			}
 		}
 	}
-	return ""
+	return "", ""
 }
 
 // environment returns the values of the variables of a container. A variable that is set from a

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -120,9 +121,9 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 	for i, item := range items(list) {
 		c := resolved(item)
 		name := text(get(c, "name"))
-		if program := sidecarOfShell(c); program != "" {
-			m.note(Information, w.name, "", "container %s was kept: a shell script starts %s and may do more than that. "+
-				"Call %s without a shell and migrate again", name, program, program)
+		if program, wrapper := wrapped(c); program != "" {
+			m.note(Required, w.name, "", "container %s was kept: %s starts %s and may do more than that. "+
+				"Call %s without %s and migrate again", name, wrapper, program, program, wrapper)
 			continue
 		}
 		s := &source{kind: kindOf(c), index: i, name: name, node: c, env: environment(c)}
@@ -136,7 +137,6 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 		rest := s.readFlags(m.Tables)
 		if why := m.whyPatched(s); why != "" {
 			m.note(Required, w.name, "", "container %s was kept: %s", name, why)
-			m.rejected = true
 			continue
 		}
 		if why := m.whyKept(s, list); why != "" {
@@ -183,6 +183,7 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 			taken = append(taken, text(get(c, "name")))
 		}
 	}
+	several := slices.ContainsFunc(sources, func(s *source) bool { return s.socket() != sources[0].socket() })
 	for _, s := range sources {
 		var reasons []string
 		i := slices.IndexFunc(groups, func(g *group) bool {
@@ -197,7 +198,7 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 			continue
 		}
 		g := &group{sources: []*source{s}, command: "all", object: w, m: m}
-		g.name = m.containerName(s, taken)
+		g.name = m.containerName(s, driverOf(s, kept, several), taken)
 		taken = append(taken, g.name)
 		m.named[w.pod] = append(m.named[w.pod], g.name)
 		if m.PerRole {
@@ -235,10 +236,13 @@ func keptContainers(list *yaml.Node, sources []*source) []*yaml.Node {
 	return kept
 }
 
-// containerName returns the name of a new container. With PerRole names do not change, so that
-// references to them still work.
-func (m *migration) containerName(s *source, taken []string) string {
+// containerName returns the name of a new container, with that of its driver if the pod has several. With PerRole names do
+// not change, so that references to them still work.
+func (m *migration) containerName(s *source, driver string, taken []string) string {
 	candidates := []string{"storage-controller", "storage-controller-" + commands[s.kind]}
+	if driver != "" {
+		candidates[0] = "storage-controller-" + driver
+	}
 	if m.PerRole && s.kind != topolvm {
 		candidates = []string{s.name}
 	} else if m.PerRole {
@@ -335,8 +339,12 @@ func (s *source) address() string {
 
 // socket identifies the socket by its volume, which containers may mount at different paths.
 func (s *source) socket() string {
-	address := s.address()
-	mount := s.socketMount()
+	return socketAt(s.node, s.address())
+}
+
+// socketAt identifies the socket that has an address in a container.
+func socketAt(container *yaml.Node, address string) string {
+	mount := mountOf(container, address)
 	if mount == nil {
 		return address
 	}
@@ -345,13 +353,41 @@ func (s *source) socket() string {
 }
 
 // socketMount returns the mount that contains the socket, nil for none.
-func (s *source) socketMount() *yaml.Node {
+func (s *source) socketMount() *yaml.Node { return mountOf(s.node, s.address()) }
+
+// mountOf returns the mount of a container that contains a path, nil for none.
+func mountOf(container *yaml.Node, address string) *yaml.Node {
 	var best *yaml.Node
-	for _, m := range items(get(s.node, "volumeMounts")) {
+	for _, m := range items(get(container, "volumeMounts")) {
 		at := strings.TrimSuffix(path.Clean(text(get(m, "mountPath"))), "/")
-		if strings.HasPrefix(s.address(), at+"/") && (best == nil || len(at) >= len(text(get(best, "mountPath")))) {
+		if strings.HasPrefix(address, at+"/") && (best == nil || len(at) >= len(text(get(best, "mountPath")))) {
 			best = m
 		}
 	}
 	return best
+}
+
+// invalidInName matches what the name of a container must not contain.
+var invalidInName = regexp.MustCompile(`[^a-z0-9]+`)
+
+// driverOf returns a name for the driver at the socket of s: that of the container which is called with the socket, else that
+// of the socket. It returns "" unless there are several drivers.
+func driverOf(s *source, containers []*yaml.Node, several bool) string {
+	if !several {
+		return ""
+	}
+	name := strings.TrimSuffix(path.Base(s.address()), path.Ext(s.address()))
+	for _, c := range containers {
+		argv := argumentsOf(c)
+		if slices.ContainsFunc(argv, func(arg *yaml.Node) bool { return isCSIAddress(text(arg)) }) {
+			continue // another client of the driver
+		}
+		for _, arg := range argv {
+			_, address, found := strings.Cut(Expand(text(arg), environment(c)), "/")
+			if found && socketAt(c, path.Clean("/"+address)) == s.socket() {
+				name = text(get(c, "name"))
+			}
+		}
+	}
+	return strings.Trim(invalidInName.ReplaceAllString(strings.ToLower(name), "-"), "-")
 }

@@ -47,12 +47,12 @@ func TestNameInAnAnnotation(t *testing.T) {
 		"  template:\n    metadata:\n      annotations: {container.apparmor.security.beta.kubernetes.io/csi-attacher: unconfined, "+
 			"example.com/other: csi-attacher}\n", 1)
 	const note = "container.apparmor.security.beta.kubernetes.io/csi-attacher names csi-attacher, which was removed"
-	if r := migrated(t, manifest, false); !r.Rejected || !strings.Contains(fmt.Sprint(r.Notes), note) ||
+	if r := migrated(t, manifest, false); !r.Incomplete() || !strings.Contains(fmt.Sprint(r.Notes), note) ||
 		strings.Contains(fmt.Sprint(r.Notes), "example.com/other") {
-		t.Errorf("rejected: %t, notes %v", r.Rejected, r.Notes)
+		t.Errorf("notes %v", r.Notes)
 	}
-	if r := migrated(t, manifest, true); r.Rejected || strings.Contains(fmt.Sprint(r.Notes), "apparmor") {
-		t.Errorf("the name has stayed; rejected: %t, notes %v", r.Rejected, r.Notes)
+	if r := migrated(t, manifest, true); strings.Contains(fmt.Sprint(r.Notes), "apparmor") {
+		t.Errorf("the name has stayed; notes %v", r.Notes)
 	}
 }
 
@@ -63,8 +63,10 @@ func TestArgumentsThatAreRejected(t *testing.T) {
 	for _, why := range []error{nil, errors.New("no duration")} {
 		o.Tables.Accept = func(_, _ []string) error { return why }
 		r, err := Run(manifest, o)
-		if err != nil || r.Rejected != (why != nil) || !strings.Contains(string(r.Manifest), "--timeout=soon") {
-			t.Errorf("%v: %v, rejected: %t\n%s", why, err, r.Rejected, r.Manifest)
+		notes := fmt.Sprint(r.Notes)
+		if err != nil || strings.Contains(notes, "does not accept") != (why != nil) ||
+			!strings.Contains(string(r.Manifest), "--timeout=soon") {
+			t.Errorf("%v: %v, notes %s\n%s", why, err, notes, r.Manifest)
 		}
 	}
 }
@@ -127,23 +129,28 @@ func TestContainersThatAreKept(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		image, args string
-		rejected    bool
+		incomplete  bool // those that are replaced lack permissions
 		want        string
 	}{
-		"a suffix":                    {"host.example:5000/a/csi-attacher:v4.9.0_vendor.1", "", true, "the suffix _vendor.1 of its image"},
-		"a digest":                    {"csi-attacher@sha256:9f" + strings.Repeat("0a", 31), "", false, ""},
-		"a release candidate":         {"csi-attacher:v4.9.0-rc1", "", false, ""},
-		"a vendor's name":             {"ose-csi-external-attacher-rhel9:v4.9.0", "", false, ""},
-		"another vendor's name":       {"kubernetes-csi-attacher-fips:4.9.0", "", false, ""},
-		"an unknown flag":             {"csi-attacher:v4.9.0", ", --more=1", true, "csi-attacher has no flag --more"},
+		"a suffix":              {"host.example:5000/a/csi-attacher:v4.9.0_vendor.1", "", true, "the suffix _vendor.1 of its image"},
+		"a digest":              {"csi-attacher@sha256:9f" + strings.Repeat("0a", 31), "", true, ""},
+		"a release candidate":   {"csi-attacher:v4.9.0-rc1", "", true, ""},
+		"a vendor's name":       {"ose-csi-external-attacher-rhel9:v4.9.0", "", true, ""},
+		"another vendor's name": {"kubernetes-csi-attacher-fips:4.9.0", "", true, ""},
+		"an unknown flag":       {"csi-attacher:v4.9.0", ", --more=1", true, "csi-attacher has no flag --more"},
+		"a wrapper": {"our/attacher:v4.9.0\n        command: [/sbin/tini, --, /csi-attacher]", "", true,
+			"tini starts csi-attacher and may do more than that. Call csi-attacher without tini"},
+		"a wrapper, and its program in args": {"our/attacher:v4.9.0\n        command: [/tini]", ", --, csi-attacher", true,
+			"tini starts csi-attacher"},
+		"a shell":                     {"csi-attacher:v4.9.0\n        command: [sh, -c]", "", true, "sh starts csi-attacher"},
 		"a name that is like another": {"sidecars/my-attacher-2:v4.9.0", "", false, "the name of its image is not that of a known sidecar"},
 	} {
 		manifest := deployment("      - name: a\n        image: " + tt.image + "\n        args: [--csi-address=/csi/csi.sock" + tt.args +
 			"]\n")
 		r, err := Run([]byte(manifest), Options{Image: image, Tables: tables()})
-		if have := fmt.Sprint(r.Notes); errors.Is(err, ErrNothing) != (tt.want != "") || r.Rejected != tt.rejected ||
+		if have := fmt.Sprint(r.Notes); errors.Is(err, ErrNothing) != (tt.want != "") || r.Incomplete() != tt.incomplete ||
 			!strings.Contains(have, tt.want) {
-			t.Errorf("%s: %v, rejected: %t, notes %s, want %q", name, err, r.Rejected, have, tt.want)
+			t.Errorf("%s: %v, notes %s, want %q", name, err, have, tt.want)
 		}
 	}
 }
@@ -183,6 +190,7 @@ func TestGatesThatWereOff(t *testing.T) {
 	t.Parallel()
 	const recover, annotate, honor, attributes = "(RecoverVolumeExpansionFailure)", "(AnnotateFsResize)", "(HonorPVReclaimPolicy)",
 		"set --feature-gates=VolumeAttributesClass=false"
+	const create, restore = "Before snapshots are created, install the CRDs", "Before volumes are restored from snapshots, install the CRDs"
 	const groups = "differs from that of csi-snapshotter: --feature-gates=CSIVolumeGroupSnapshot=false"
 	for _, tt := range []struct{ sidecar, version, gates, want string }{
 		{"csi-provisioner", "v5.0.0", "Topology=true", honor + attributes},
@@ -194,13 +202,15 @@ func TestGatesThatWereOff(t *testing.T) {
 		{"csi-resizer", "v1.13.0", "VolumeAttributesClass=true", annotate},
 		{"csi-resizer", "v2.2.1", "RecoverVolumeExpansionFailure=false,AnnotateFsResize=true", recover},
 		{"csi-resizer", "v2.3.0", "", ""},
+		{"csi-provisioner", "v2.2.0", "Topology=true,VolumeAttributesClass=true", honor + restore},
+		{"csi-snapshotter", "v3.0.3", "CSIVolumeGroupSnapshot=true", create},
 		{"csi-snapshotter", "v8.6.0", "ReleaseLeaderElectionOnExit=true", groups},
 		{"csi-snapshotter", "v8.6.0", "CSIVolumeGroupSnapshot=true", ""},
 		{"csi-snapshotter", "v8.7.0", "", ""},
 	} {
 		manifest := strings.Replace(deployment(sidecar(tt.sidecar, "--feature-gates="+tt.gates)), ":v9", ":"+tt.version, 1)
 		notes, have := fmt.Sprint(migrated(t, manifest, false).Notes), ""
-		for _, note := range []string{recover, annotate, honor, attributes, groups} {
+		for _, note := range []string{recover, annotate, honor, attributes, groups, create, restore} {
 			if strings.Contains(notes, note) {
 				have += note
 			}

@@ -84,9 +84,11 @@ type Result struct {
 	// Commands are the command lines of the new containers, in order. References to
 	// environment variables are expanded if the manifest has their values.
 	Commands [][]string
-	// Rejected reports whether the program or the API server rejects the manifest until the
-	// problems listed in the notes are fixed, or a sidecar was kept because it is not the known program.
-	Rejected bool
+}
+
+// Incomplete reports whether you must do what a note says before the rollout.
+func (r Result) Incomplete() bool {
+	return slices.ContainsFunc(r.Notes, func(n Note) bool { return n.Level == Required })
 }
 
 // Run rewrites manifest. If nothing can be replaced it returns [ErrNothing] and the notes.
@@ -102,11 +104,11 @@ func Run(manifest []byte, o Options) (Result, error) {
 	}
 	result := Result{
 		Manifest: []byte(text), Notes: m.notes, Replacements: m.replacements, Permissions: []byte(m.missingPermissions()),
-		Commands: m.commands, Rejected: m.rejected,
+		Commands: m.commands,
 	}
 	if err == nil && len(m.commands) == 0 {
 		err = ErrNothing
-		if m.rejected {
+		if result.Incomplete() {
 			err = errKept
 		}
 		if strings.Contains(string(manifest), "{{") {
@@ -130,7 +132,6 @@ type migration struct {
 	replacements []Replacement
 	commands     [][]string
 	shortages    []shortage
-	rejected     bool
 	// objects are those of the input, by kind.
 	objects map[string][]*yaml.Node
 	// named holds the names of the new containers of a pod, init containers included.

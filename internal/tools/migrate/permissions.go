@@ -61,16 +61,43 @@ type account struct {
 	name, namespace string
 	grants          []Grant  // Namespace "" for a ClusterRoleBinding
 	bound           bool     // a binding of the input names it
-	unknown         []string // bound roles that are not in the input
+	unknown         []string // bound roles whose rules are not all in the input
 }
 
 // rbacObject is a Role, a binding or one for the cluster.
 type rbacObject struct {
 	Kind     string
-	Metadata struct{ Name, Namespace string }
-	Rules    []Rule
-	RoleRef  struct{ Kind, Name string } `yaml:"roleRef"`
-	Subjects []struct{ Kind, Name, Namespace string }
+	Metadata struct {
+		Name, Namespace string
+		Labels          map[string]string
+	}
+	Rules           []Rule
+	AggregationRule *aggregation                `yaml:"aggregationRule"`
+	RoleRef         struct{ Kind, Name string } `yaml:"roleRef"`
+	Subjects        []struct{ Kind, Name, Namespace string }
+}
+
+// aggregation selects the ClusterRoles whose rules a controller writes into another one.
+type aggregation struct {
+	Selectors []struct {
+		Labels      map[string]string `yaml:"matchLabels"`
+		Expressions []any             `yaml:"matchExpressions"`
+	} `yaml:"clusterRoleSelectors"`
+}
+
+// selects reports whether role has the labels of a selector. Selectors with expressions select nothing here.
+func (r aggregation) selects(role rbacObject) bool {
+	for _, s := range r.Selectors {
+		matches := role.Kind == "ClusterRole" && len(s.Labels) > 0 && len(s.Expressions) == 0
+		for key, value := range s.Labels {
+			has, found := role.Metadata.Labels[key]
+			matches = matches && found && has == value
+		}
+		if matches {
+			return true
+		}
+	}
+	return false
 }
 
 // accountOf returns the ServiceAccount of the pods of w with its permissions.
@@ -118,7 +145,16 @@ func (a *account) bind(b rbacObject, roles []rbacObject) {
 		a.unknown = append(a.unknown, b.RoleRef.Kind+" "+b.RoleRef.Name)
 		return
 	}
-	a.grants = append(a.grants, Grant{Rules: roles[i].Rules, Namespace: namespace})
+	rules := roles[i].Rules
+	if aggregated := roles[i].AggregationRule; aggregated != nil && len(rules) == 0 { // as read from a cluster it has its rules
+		for _, r := range roles {
+			if aggregated.selects(r) {
+				rules = append(rules, r.Rules...)
+			}
+		}
+		a.unknown = append(a.unknown, b.RoleRef.Kind+" "+b.RoleRef.Name+", with the rules of others (aggregationRule)")
+	}
+	a.grants = append(a.grants, Grant{Rules: rules, Namespace: namespace})
 }
 
 // may reports whether the account has a permission, as far as the input shows. Leases may be restricted by name,
@@ -153,19 +189,6 @@ func (a account) missing(grants []Grant) []access {
 	return slices.DeleteFunc(accesses(grants, a.namespace), a.may)
 }
 
-// listed are the resources whose first list must succeed. The new containers name their roles, and a named role ends the process
-// if the list is forbidden.
-var listed = []string{"csinodes", "csistoragecapacities", "nodes", "persistentvolumeclaims", "persistentvolumes", "storageclasses",
-	"volumeattachments"}
-
-// starts reports whether the process keeps running with the permissions of a.
-func (a account) starts(required []Grant) bool {
-	required = slices.DeleteFunc(slices.Clone(required), func(g Grant) bool { return g.Name == "nodecontroller-cleanup" }) // optional
-	return !slices.ContainsFunc(a.missing(required), func(l access) bool {
-		return l.verb == "list" && slices.Contains(listed, l.resource)
-	})
-}
-
 // notePermissions notes the permissions that the new containers of w need and its ServiceAccount does not have.
 func (m *migration) notePermissions(w workload, groups []*group) {
 	for _, g := range groups {
@@ -189,11 +212,10 @@ func (m *migration) notePermissions(w workload, groups []*group) {
 		m.note(Required, w.name, "", "the permissions of %s are not in the input. Append its RBAC manifests to the input to see "+
 			"which it lacks, or grant everything that the new containers need: --print-rbac prints it", who)
 	case len(a.unknown) > 0 && len(lacks) > 0:
-		m.note(Required, w.name, "", "%s is bound to roles that are not in the input: %s. Append them to the input to see which "+
-			"permissions it lacks, or grant everything that they may lack: --print-rbac prints it", who, enumerate(a.unknown))
+		m.note(Required, w.name, "", "%s is bound to roles whose rules are not all in the input: %s. Append them to the input to see "+
+			"which permissions it lacks, or grant everything that they may lack: --print-rbac prints it", who, enumerate(a.unknown))
 	case len(lacks) > 0:
 		m.note(Required, w.name, "", "%s lacks permissions: %s. --print-rbac prints them as manifests", who, summary(lacks))
-		m.rejected = m.rejected || !a.starts(required)
 	}
 	if a.bound && len(a.unknown) == 0 {
 		for _, o := range optional {

@@ -38,15 +38,26 @@ func TestPermissions(t *testing.T) {
 	const claims, leases = `{apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get, patch]}`,
 		`{apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get]}`
 	cluster := func(rules string) string { return rbac("Cluster", "", "", rules) }
+	aggregated := func(labels string) string {
+		rule := "aggregationRule: {clusterRoleSelectors: [{matchLabels: " + labels + "}]}\n"
+		return strings.Replace(cluster(""), "rules: []", rule+"rules: []", 1)
+	}
+	labelled := func(rules string) string {
+		return "---\nkind: ClusterRole\nmetadata: {name: other, labels: {a: b}}\nrules: [" + rules + "]\n"
+	}
 	for name, tt := range map[string]struct {
 		input, flag, note, yaml string
 		level                   Level
 	}{
 		"not in the input": {"", "", "are not in the input", "verbs: [get, patch]", Required},
 		"a role is not": {strings.Replace(cluster(claims), "{name: r}\nrules", "{name: x}\nrules", 1), "",
-			"not in the input: ClusterRole r", "patch", Required},
-		"everything": {cluster(claims), "", "", "", Required},
-		"wildcards":  {cluster(`{apiGroups: ["*"], resources: ["*"], verbs: ["*"]}`), "--leader-election", "", "", Required},
+			"not all in the input: ClusterRole r. Append", "patch", Required},
+		"aggregated": {aggregated(`{a: b}`) + labelled(claims), "", "", "", Required},
+		"aggregated of another label": {aggregated(`{a: c}`) + labelled(claims), "",
+			"not all in the input: ClusterRole r, with the rules of others (aggregationRule). Append", "patch", Required},
+		"aggregated, from a cluster": {strings.Replace(aggregated(`{a: c}`), "rules: []", "rules: ["+claims+"]", 1), "", "", "", Required},
+		"everything":                 {cluster(claims), "", "", "", Required},
+		"wildcards":                  {cluster(`{apiGroups: ["*"], resources: ["*"], verbs: ["*"]}`), "--leader-election", "", "", Required},
 		"a verb is missing": {cluster(`{apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get]}`), "",
 			"lacks permissions: patch persistentvolumeclaims. ", "verbs: [patch]", Required},
 		"update in its place": {cluster(`{apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get, update]}`), "", "", "", Required},

@@ -129,7 +129,6 @@ func (g remarks) noteAnnotations() {
 			case key == "container.apparmor.security.beta.kubernetes.io/"+s.name:
 				g.must("the annotation %s names %s, which was removed: the API server rejects the pod. "+
 					"Remove the annotation or replace its last part with %s", key, s.name, g.name)
-				g.m.rejected = true
 			}
 		}
 	}

@@ -62,9 +62,23 @@ func (m *migration) whyPatched(s *source) string {
 		"and migrate again", s.kind, enumerate(unknown))
 }
 
+// noteSnapshotVersion notes that s used an older version of the snapshot API.
+func noteSnapshotVersion(s *source, g *group, known bool) {
+	const text = "%s used version v1beta1 of the snapshot API, storage-controller uses v1. Before %s, install the CRDs and the " +
+		"snapshot-controller of external-snapshotter v4.0 or later, which serve both"
+	switch v, _ := s.release(); {
+	case !known:
+	case s.kind == csiProvisioner && v.before(3, 0):
+		g.changed(text, s.name, "volumes are restored from snapshots")
+	case s.kind == csiSnapshotter && v.before(4, 0):
+		g.must(text, s.name, "snapshots are created")
+	}
+}
+
 // writeDefaults sets the flags whose default differs from the one of the sidecar's version.
 func (s *source) writeDefaults(g *group) {
 	v, known := s.release()
+	noteSnapshotVersion(s, g, known)
 	var defaults []setting
 	add := func(applies bool, name, value string) {
 		if _, set := s.lookup(name); applies && !set {
