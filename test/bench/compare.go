@@ -99,8 +99,11 @@ type comparison struct {
 	Footprints []footprint   `json:"footprints"`
 }
 
-// compare measures both sides and writes the tables of the page.
+// compare measures both sides and writes the tables of the page. With an error it returns what was measured before.
 func compare(ctx context.Context, o options) (*comparison, error) {
+	if _, err := readPage(o.compare.page); err != nil {
+		return nil, err // now, not after minutes
+	}
 	dir, err := os.MkdirTemp("", "bench-")
 	if err != nil {
 		return nil, err
@@ -120,16 +123,17 @@ func compare(ctx context.Context, o options) (*comparison, error) {
 			say("pair %d of %d: %s", i+1, o.compare.pairs, side.Versions)
 			o.sidecars = side.Commands
 			if c.Pairs[i][s], err = measure(ctx, o); err != nil {
-				return nil, fmt.Errorf("%s: %w", side.Name, err)
+				c.Pairs = c.Pairs[:i]
+				return c, fmt.Errorf("%s: %w", side.Name, err)
 			}
 		}
 	}
 	if err := c.writePage(o.compare.page); err != nil { // now, in case that the measurement of memory fails
-		return nil, err
+		return c, err
 	}
 	if len(o.compare.memory) > 0 {
 		if c.Footprints, err = measureMemory(ctx, o, c.Sides); err != nil {
-			return nil, err
+			return c, err
 		}
 	}
 	return c, c.writePage(o.compare.page)

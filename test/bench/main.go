@@ -19,7 +19,7 @@
 // With --compare it measures csi-provisioner and csi-attacher alternately with storage-controller, and
 // writes the tables of docs/benchmark.md.
 //
-//	go run ./test/bench --compare --pairs=3 --memory=5000,20000,50000
+//	go run ./test/bench --compare --pairs=5 --memory=5000,20000,50000
 package main
 
 import (
@@ -121,14 +121,15 @@ func (o *options) capacityFlags() {
 
 func (o *options) compareFlags() {
 	flag.BoolVar(&o.comparing, "compare", false, "measure csi-provisioner and csi-attacher alternately with storage-controller all")
-	flag.IntVar(&o.compare.pairs, "pairs", 3, "with --compare: runs of each side; 0 measures memory only")
+	flag.IntVar(&o.compare.pairs, "pairs", 5, "with --compare: runs of each side; 0 measures memory only")
 	o.compare.memory = []int{5000, 20000, 50000}
 	flag.Func("memory", "with --compare: numbers of the driver's own volumes for which memory is measured; empty for none "+
 		"(default 5000,20000,50000)", func(value string) (err error) {
 		o.compare.memory, err = numbers(value)
 		return err
 	})
-	flag.IntVar(&o.compare.foreign, "memory-foreign", 10000, "with --compare: volumes of other drivers for which memory is measured")
+	flag.IntVar(&o.compare.foreign, "memory-foreign", 10000, "with --compare: volumes of other drivers for which memory is measured; "+
+		"0 measures none")
 	flag.StringVar(&o.compare.page, "page", "docs/benchmark.md", "with --compare: page whose tables are written; empty for none")
 }
 
@@ -147,7 +148,7 @@ func (o *options) validate() error {
 			return errors.New("--classes, --churn and --poll must be positive, and --capacity has a driver of its own")
 		}
 	}
-	if o.comparing && (o.publishing || o.sidecars != nil || o.driverSocket != "" || o.compare.pairs < 0 || o.compare.foreign < 1) {
+	if o.comparing && (o.publishing || o.sidecars != nil || o.driverSocket != "" || o.compare.pairs < 0 || o.compare.foreign < 0) {
 		return errors.New("--compare has its own sidecars and driver, and --pairs and --memory-foreign must not be negative")
 	}
 	if flag.NArg() > 0 || o.volumes < 1 || o.nodes < 1 || o.foreign < 0 || (o.driverSocket == "") != (o.driverName == "") {
@@ -162,7 +163,11 @@ func run(ctx context.Context, o options) error {
 	var err error
 	switch {
 	case o.comparing:
-		r, err = compare(ctx, o)
+		c, err := compare(ctx, o)
+		if c == nil {
+			return err
+		}
+		return errors.Join(report(o, c), err) // also if the page could not be written
 	case o.requests:
 		r, err = measureRequests(ctx, o)
 	case o.publishing:

@@ -29,9 +29,12 @@ type footprint struct {
 // measureMemory measures both sides with volumes of other drivers and, on another control plane, with more
 // and more volumes of their own.
 func measureMemory(ctx context.Context, o options, sides [2]side) ([]footprint, error) {
-	foreign, err := measureFootprints(ctx, o, sides, o.compare.foreign, 0)
-	if err != nil {
-		return nil, err
+	var foreign []footprint
+	if o.compare.foreign > 0 {
+		var err error
+		if foreign, err = measureFootprints(ctx, o, sides, o.compare.foreign, 0); err != nil {
+			return nil, err
+		}
 	}
 	own, err := measureFootprints(ctx, o, sides, 0, append([]int{0}, o.compare.memory...)...)
 	return append(own, foreign...), err

@@ -15,25 +15,34 @@ import (
 
 // writePage replaces the parts of the page that were measured. Without a page it does nothing.
 func (c *comparison) writePage(page string) error {
+	text, err := readPage(page)
+	if page == "" || err != nil {
+		return err
+	}
+	if len(c.Pairs) > 0 {
+		text, _ = replacePart(text, "comparison", c.rates())
+	}
+	if len(c.Footprints) > 0 {
+		text, _ = replacePart(text, "memory", c.memory())
+	}
+	return os.WriteFile(page, []byte(text), 0o644)
+}
+
+// readPage returns the text of a page, or an error if it lacks the markers of a part. Without a page it returns nothing.
+func readPage(page string) (string, error) {
 	if page == "" {
-		return nil
+		return "", nil
 	}
 	data, err := os.ReadFile(page)
 	if err != nil {
-		return err
+		return "", err
 	}
-	text := string(data)
-	if len(c.Pairs) > 0 {
-		if text, err = replacePart(text, "comparison", c.rates()); err != nil {
-			return fmt.Errorf("%s: %w", page, err)
+	for _, part := range []string{"comparison", "memory"} {
+		if _, err := replacePart(string(data), part, ""); err != nil {
+			return "", fmt.Errorf("%s: %w", page, err)
 		}
 	}
-	if len(c.Footprints) > 0 {
-		if text, err = replacePart(text, "memory", c.memory()); err != nil {
-			return fmt.Errorf("%s: %w", page, err)
-		}
-	}
-	return os.WriteFile(page, []byte(text), 0o644)
+	return string(data), nil
 }
 
 // replacePart replaces what stands in text between the markers of a part.
@@ -84,7 +93,7 @@ func (c *comparison) rates() string {
 	first := c.Pairs[0][ours]
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d volumes, %d nodes, %s per CSI call, %d volumes of other drivers. Pairs of runs: %d. Medians of the "+
-		"runs, and of the ratios of the pairs. CPU and API requests are per volume:\n\n",
+		"runs, and of the ratios of the pairs, with the smallest and the largest ratio. CPU and API requests are per volume:\n\n",
 		first.Volumes, first.Nodes, first.Latency, first.Foreign, len(c.Pairs))
 	b.WriteString(c.conditions())
 	b.WriteString("| phase | |")
@@ -108,8 +117,8 @@ func (c *comparison) rates() string {
 		{"idle", func(r *results) phase { return r.Idle }},
 		{fmt.Sprintf("after %d volumes", first.Volumes), func(r *results) phase { return r.Phases[len(r.Phases)-1] }},
 	} {
-		theirs, own, ratio := c.medians(func(r *results) float64 { return float64(m.of(r).ResidentBytes) / (1 << 20) })
-		fmt.Fprintf(&b, "| %s | %s | %s | %.2f |\n", m.title, number(theirs), number(own), ratio)
+		theirs, own, ratios := c.medians(func(r *results) float64 { return float64(m.of(r).ResidentBytes) / (1 << 20) })
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", m.title, number(theirs), number(own), withRange(ratios))
 	}
 	b.WriteString("\nAPI requests per volume:\n\n")
 	for s, side := range c.Sides {
@@ -124,8 +133,8 @@ func (c *comparison) rates() string {
 func (c *comparison) rows(b *strings.Builder, of func(*results) phase) {
 	lines := [3]string{c.Sides[reference].Name, c.Sides[ours].Name, "ratio"}
 	for _, col := range columns {
-		theirs, own, ratio := c.medians(func(r *results) float64 { return col.of(of(r), float64(r.Volumes)) })
-		for i, text := range []string{number(theirs), number(own), fmt.Sprintf("%.2f", ratio)} {
+		theirs, own, ratios := c.medians(func(r *results) float64 { return col.of(of(r), float64(r.Volumes)) })
+		for i, text := range []string{number(theirs), number(own), withRange(ratios)} {
 			lines[i] += " | " + text
 		}
 	}
@@ -135,9 +144,8 @@ func (c *comparison) rows(b *strings.Builder, of func(*results) phase) {
 	}
 }
 
-// medians returns the median of a value on each side, and that of the ratios of the pairs. A ratio to zero is
-// infinite, or NaN.
-func (c *comparison) medians(of func(*results) float64) (theirs, own, ratio float64) {
+// medians returns the median of a value on each side, and the ratios of the pairs. A ratio to zero is infinite, or NaN.
+func (c *comparison) medians(of func(*results) float64) (theirs, own float64, ratios []float64) {
 	var values [3][]float64
 	for _, pair := range c.Pairs {
 		a, b := of(pair[reference]), of(pair[ours])
@@ -145,7 +153,16 @@ func (c *comparison) medians(of func(*results) float64) (theirs, own, ratio floa
 			values[i] = append(values[i], v)
 		}
 	}
-	return median(values[0]), median(values[1]), median(values[2])
+	return median(values[0]), median(values[1]), values[2]
+}
+
+// withRange renders the median of ratios, and the smallest and the largest if there are several.
+func withRange(ratios []float64) string {
+	text := fmt.Sprintf("%.2f", median(ratios))
+	if len(ratios) > 1 {
+		text += fmt.Sprintf(" (%.2f to %.2f)", slices.Min(ratios), slices.Max(ratios))
+	}
+	return text
 }
 
 // median returns the middle of values, or the mean of the two in the middle.
@@ -180,8 +197,12 @@ func (c *comparison) memory() string {
 		b.WriteString("\n")
 	}
 	base, each, foreign := limit(c.Footprints)
-	fmt.Fprintf(&b, "\nMemory limit of %s, %.2f times the peak: %.0f MiB + %.1f KiB for each own volume + %.1f KiB for each volume of "+
-		"another driver.\n", own, headroom, math.Ceil(base/(1<<20)), each/(1<<10), foreign/(1<<10))
+	fmt.Fprintf(&b, "\nMemory limit of %s, %.2f times the peak: %.0f MiB + %.1f KiB for each own volume", own, headroom,
+		math.Ceil(base/(1<<20)), each/(1<<10))
+	if slices.ContainsFunc(c.Footprints, func(f footprint) bool { return f.Foreign > 0 }) {
+		fmt.Fprintf(&b, " + %.1f KiB for each volume of another driver", foreign/(1<<10))
+	}
+	b.WriteString(".\n")
 	return b.String()
 }
 

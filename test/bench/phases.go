@@ -32,7 +32,8 @@ const (
 	annProvisioner = "volume.kubernetes.io/storage-provisioner"
 	// parallel is how many requests the bench itself has under way.
 	parallel = 50
-	// settle is the time for what follows a phase and belongs to it: events, and requests that a watch caused.
+	// settle is the time for what follows a phase and belongs to it: events, and requests that a watch caused. The phase ends
+	// with the last of these requests.
 	settle = time.Second
 	// idle is the time without changes after which memory is measured.
 	idle = 5 * time.Second
@@ -208,8 +209,9 @@ func (b *bench) run(ctx context.Context) (*results, error) {
 	r.Idle = b.end(begin, "idle", 0, idle, nil)
 	err := b.life(ctx, done, "bench", 0, b.o.volumes, func(name string, begin sample, took time.Duration, latencies []time.Duration) {
 		p := b.end(begin, name, b.o.volumes, took, latencies)
+		p.extend(begin.at, b.o.volumes)
 		r.Phases = append(r.Phases, p)
-		say("%-10s %5.1f s", name, took.Seconds())
+		say("%-10s %5.1f s", name, p.Seconds)
 	})
 	return r, err
 }
@@ -283,15 +285,14 @@ func (b *bench) life(ctx context.Context, done *times, prefix string, first, n i
 			}
 			latencies[i] = at.Sub(began[i])
 		}
-		took := time.Since(begin.at)
-		if p.name == "provision" { // binding continues after the volume exists, and the phase pays for it
+		if p.name == "provision" { // binding continues after the volume exists, and belongs to the phase
 			for i := range n {
 				if _, err := done.wait(ctx, "bound "+name(i)); err != nil {
 					return fmt.Errorf("waiting for %s to be bound: %w", name(i), err)
 				}
 			}
-			say("bound after %.1f s", time.Since(begin.at).Seconds())
 		}
+		took := time.Since(begin.at)
 		if tell == nil {
 			continue
 		}

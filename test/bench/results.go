@@ -43,6 +43,16 @@ type phase struct {
 	BytesRead        int64          `json:"bytesRead"`
 	Requests         map[string]int `json:"requests"` // by verb and resource
 	Calls            map[string]int `json:"calls"`    // by CSI method
+
+	last time.Time // of the requests, apart from those for Leases
+}
+
+// extend moves the end of a phase of n volumes to the last request of the sidecars, so that the rate is of the time in which CPU
+// and requests were counted.
+func (p *phase) extend(begin time.Time, n int) {
+	if until := p.last.Sub(begin).Seconds(); until > p.Seconds {
+		p.Seconds, p.VolumesPerSecond = until, float64(n)/until
+	}
 }
 
 // sample is the state of the counters at the begin of a phase.
@@ -94,7 +104,9 @@ func (b *bench) end(begin sample, name string, n int, took time.Duration, latenc
 	}
 	for _, r := range records {
 		if r.Object.Resource != "" && !ofControlPlane(r.UserAgent) && (r.Verb != "watch" || r.Stage == "ResponseStarted") {
-			p.Requests[r.Verb+" "+r.Resource()]++
+			if p.Requests[r.Verb+" "+r.Resource()]++; r.Object.Resource != "leases" && r.Answered.After(p.last) {
+				p.last = r.Answered
+			}
 		}
 	}
 	for m, count := range now.calls {
