@@ -436,6 +436,10 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"replicaCount: many":                                         "'/replicaCount'",
 		"nodecontroller: {nodeCleanup: all}":                         "'/nodecontroller/nodeCleanup'",
 		"extraArgs: [all]":                                           "'/extraArgs/0'",
+		"extraArgs: [--worker-treads=2]":                             "extraArgs: --worker-treads=2: unknown flag",
+		"mode: per-role\nextraArgs: [--nope]":                        "extraArgs: --nope: unknown flag",
+		"livenessProbe: {period: 3}":                                 "'/livenessProbe'",
+		"metrics: {serviceMonitor: {enabled: true}}":                 "set metrics.service.enabled",
 		"mode: node\nprovisioner: {enabled: false}":                  "provisioner.enabled",
 		"httpPort: 8081":                                             "httpPort: only mode node",
 		"mode: per-role\nconfig: {a: b}":                             "config: only with mode all-in-one",
@@ -530,6 +534,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 func TestChartTakesWhatWorks(t *testing.T) {
 	t.Parallel()
 	for _, values := range []string{
+		"extraArgs: [--logtostderr, --stderrthreshold=1, --resync=1m, --vmodule=a=1]",
 		"extraArgs: [-v, --timeout=29s, '--http-endpoint=[::]:8080', --csi-address=/run/csi/other.sock, --leader-election]",
 		"terminationGracePeriodSeconds: 3700\nextraArgs: [--timeout=1h1m1s, --attacher-timeout=500ms]",
 		"mode: node\nextraArgs: [--leader-election=false]",
@@ -701,7 +706,22 @@ func TestChartFollowsSettings(t *testing.T) {
 			`"rules":[{"apiGroups":["topolvm.cybozu.com"],"resources":["logicalvolumes"],` + verbs + `}]`},
 		"metrics: {podMonitor: {enabled: true}}\nextraArgs: [--metrics-path=/m]\nconfig: {metrics-path: /n}": {"PodMonitor",
 			`"podMetricsEndpoints":[{"path":"/m","port":"http"}`},
-		"metrics: {podMonitor: {enabled: true}}": {"PodMonitor", `"podMetricsEndpoints":[{"port":"http"}`},
+		"metrics: {podMonitor: {enabled: true}}":                   {"PodMonitor", `"podMetricsEndpoints":[{"port":"http"}`},
+		"metrics: {service: {enabled: true, annotations: {a: b}}}": {"Service", `"ports":[{"name":"http","port":8080,"targetPort":"http"}]`},
+		"mode: per-role\nmetrics: {service: {enabled: true}}":      {"Service", `"name":"http-attach","port":8081,"targetPort":"http-attach"`},
+		"metrics: {secure: true, service: {enabled: true}, serviceMonitor: {enabled: true, tokenSecret: {name: token, key: k}}}": {
+			"ServiceMonitor", `"endpoints":[{"authorization":{"credentials":{"key":"k","name":"token"}},"port":"http","scheme":"https"`},
+		"deploymentAnnotations: {a: b}":                {"Deployment", `"annotations":{"a":"b"}`},
+		"revisionHistoryLimit: 0":                      {"Deployment", `"revisionHistoryLimit":0`},
+		"updateStrategy: {type: Recreate}":             {"Deployment", `"strategy":{"type":"Recreate"}`},
+		"mode: node\nupdateStrategy: {type: OnDelete}": {"DaemonSet", `"updateStrategy":{"type":"OnDelete"}`},
+		"dnsConfig: {nameservers: [192.0.2.1]}":        {"Deployment", `"dnsConfig":{"nameservers":["192.0.2.1"]}`},
+		"verbosity: 4":                                 {"Deployment", `"--v=4"`},
+		"livenessProbe: {periodSeconds: 99}":           {"Deployment", `"periodSeconds":99,"timeoutSeconds":5`},
+		"readinessProbe: {failureThreshold: 7}":        {"Deployment", `"failureThreshold":7,"httpGet":{"path":"/readyz"`},
+		"podDisruptionBudget: {maxUnavailable: 50%}":   {"PodDisruptionBudget", `"maxUnavailable":"50%"`},
+		"podDisruptionBudget: {minAvailable: 1}":       {"PodDisruptionBudget", `"spec":{"minAvailable":1,"selector"`},
+		"extraObjects: [{apiVersion: v1, kind: Lease, metadata: {name: '{{ .Release.Name }}-x'}}]": {"Lease", `-x"`},
 	} {
 		var all strings.Builder
 		for _, o := range charted(t, values) {
@@ -713,6 +733,49 @@ func TestChartFollowsSettings(t *testing.T) {
 		}
 		if !strings.Contains(all.String(), want[1]) {
 			t.Errorf("values %s: no %s among\n%s", values, want[1], &all)
+		}
+	}
+}
+
+// TestChartInAnotherNamespace: no object, and no reference to one, has the namespace of the release.
+func TestChartInAnotherNamespace(t *testing.T) {
+	t.Parallel()
+	for _, values := range []string{
+		"nodecontroller: {enabled: true, webhooks: {enabled: true}}\nadmissionPolicy: {enabled: true}\nnetworkPolicy: {enabled: true}",
+		"mode: per-role\nmetrics: {podMonitor: {enabled: true}, prometheusRule: {enabled: true}, service: {enabled: true}}",
+		"priorityAndFairness: {enabled: true}\nconfig: {v: 3}",
+	} {
+		for _, o := range charted(t, values+"\nnamespaceOverride: other") {
+			if text, err := json.Marshal(o); err != nil || strings.Contains(string(text), exampleNamespace) {
+				t.Errorf("%v: %s", err, text)
+			}
+		}
+	}
+}
+
+// TestEveryValueHasADescription: editors show the descriptions of the schema.
+func TestEveryValueHasADescription(t *testing.T) {
+	t.Parallel()
+	type schema struct {
+		Description string
+		Properties  map[string]schema
+	}
+	text, err := os.ReadFile(filepath.Join(chart, "values.schema.json"))
+	var all schema
+	if err == nil {
+		err = json.Unmarshal(text, &all)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range all.Properties {
+		if value.Description == "" {
+			t.Errorf("%s has no description", name)
+		}
+		for inner, field := range value.Properties {
+			if field.Description == "" && name != "livenessProbe" && name != "readinessProbe" {
+				t.Errorf("%s.%s has no description", name, inner)
+			}
 		}
 	}
 }

@@ -243,3 +243,19 @@ webhook-service
 worker-threads
 workers
 {{- end }}
+{{- define "storage-controller.moreFlags" -}}
+add-dir-header
+alsologtostderr
+alsologtostderrthreshold
+config
+legacy-stderr-threshold-behavior
+log-backtrace-at
+log-dir
+log-file
+log-file-max-size
+logtostderr
+one-output
+skip-headers
+skip-log-headers
+stderrthreshold
+{{- end }}

@@ -3,9 +3,13 @@
 {{ .Values.fullnameOverride | default (.Release.Name | trunc 52 | trimSuffix "-") }}
 {{- end }}
 
+{{- define "storage-controller.namespace" -}}
+{{ get .Values "namespaceOverride" | default .Release.Namespace }}
+{{- end }}
+
 {{/* Begins the names of cluster-wide objects and roles, so that those of two releases differ. */}}
 {{- define "storage-controller.prefix" -}}
-{{ .Values.prefix | default (printf "%s.%s-" .Release.Namespace (include "storage-controller.name" .)) }}
+{{ .Values.prefix | default (printf "%s.%s-" (include "storage-controller.namespace" .) (include "storage-controller.name" .)) }}
 {{- end }}
 
 {{- define "storage-controller.serviceAccount" -}}
@@ -269,6 +273,21 @@ true
 {{- toYaml $all }}
 {{- end }}
 
+{{/* How Prometheus scrapes a port: the fields of an endpoint. The context has root and tokenSecret. */}}
+{{- define "storage-controller.scrape" -}}
+{{- $endpoint := dict }}
+{{- /* extraArgs, which come first, take precedence over config. */}}
+{{- range include "storage-controller.settings" .root | fromYamlArray | reverse }}
+{{- if eq .name "metrics-path" }}{{ $_ := set $endpoint "path" .value }}{{ end }}
+{{- end }}
+{{- if .root.Values.metrics.secure }}
+{{- $_ := set $endpoint "scheme" "https" }}
+{{- $_ := set $endpoint "tlsConfig" (dict "insecureSkipVerify" true) }}
+{{- with .tokenSecret }}{{ $_ := set $endpoint "authorization" (dict "credentials" .) }}{{ end }}
+{{- end }}
+{{- toYaml $endpoint }}
+{{- end }}
+
 {{/* The whole seconds of a duration such as 1m30s. */}}
 {{- define "storage-controller.seconds" -}}
 {{- $minutes := regexFind "[0-9.]+ms?" . }}
@@ -300,6 +319,10 @@ true
 {{- end }}
 {{- end }}
 {{- end }}
+{{- $flags := concat (include "storage-controller.configurationKeys" . | replace "." "-" | splitList "\n") (include "storage-controller.moreFlags" . | splitList "\n") }}
+{{- range include "storage-controller.settings" . | fromYamlArray }}
+{{- if and (hasPrefix "extraArgs" .place) (not (has .name $flags)) }}{{ fail (printf "%s: unknown flag; docs/flags.md lists the flags" .place) }}{{ end }}
+{{- end }}
 {{- /* Settings that need permissions, by the value that also grants these. */}}
 {{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-cleanup-unbound" "nodecontroller.nodeCleanupUnbound" "profile" "nodecontroller.profile" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-secret" "nodecontroller.webhooks.name" "webhook-config-name" "nodecontroller.webhooks.name" "webhook-service" "nodecontroller.webhooks.name" "webhook-client-ca" "nodecontroller.webhooks.clientCA" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" }}
 {{- $grace := int $v.terminationGracePeriodSeconds }}
@@ -323,7 +346,7 @@ true
 {{- if and (hasPrefix "feature-gates" (trimPrefix "provisioner-" .name)) (regexMatch "CrossNamespaceVolumeDataSource=true" (printf "%s=%s" .name .value)) (not $v.provisioner.crossNamespace) }}{{ fail (printf "%s: the permissions would not match; set provisioner.crossNamespace" .place) }}{{ end }}
 {{- if and (eq (trimPrefix "nodecontroller-" .name) "driver-name") (ne .value $v.driver.name) }}{{ fail (printf "%s: the permissions would not match; set driver.name" .place) }}{{ end }}
 {{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into config" .place) }}{{ end }}
-{{- if and (eq .name "leader-election-namespace") (ne .value $.Release.Namespace) }}{{ fail (printf "%s: the permissions would not match; the Leases are in the namespace of the release" .place) }}{{ end }}
+{{- if and (eq .name "leader-election-namespace") (ne .value (include "storage-controller.namespace" $)) }}{{ fail (printf "%s: the permissions would not match; the Leases are in the namespace of the release" .place) }}{{ end }}
 {{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not match; set enabled of provisioner, attacher, resizer, snapshotter, capacity and nodecontroller" .place) }}{{ end }}
 {{- if and (eq $v.mode "per-role") (hasPrefix "extraArgs" .place) }}
 {{- if and (not (has .name $known)) (regexMatch "^(provisioner|attacher|resizer|snapshotter|capacity|nodecontroller)-" .name) }}{{ fail (printf "%s: only mode all-in-one has --%s" .place .name) }}{{ end }}
@@ -373,6 +396,9 @@ true
   {{- range .args }}
   - {{ . | quote }}
   {{- end }}
+  {{- with get .root.Values "verbosity" | toString | trimPrefix "<nil>" }}
+  - {{ printf "--v=%s" . | quote }}
+  {{- end }}
   {{- range .root.Values.extraArgs }}
   - {{ . | quote }}
   {{- end }}
@@ -408,9 +434,7 @@ true
       {{- if .root.Values.metrics.secure }}
       scheme: HTTPS
       {{- end }}
-    periodSeconds: 20
-    timeoutSeconds: 5
-    failureThreshold: 3
+    {{- merge (dict) .root.Values.livenessProbe (dict "periodSeconds" 20 "timeoutSeconds" 5 "failureThreshold" 3) | toYaml | nindent 4 }}
   readinessProbe:
     httpGet:
       path: /readyz
@@ -418,8 +442,7 @@ true
       {{- if .root.Values.metrics.secure }}
       scheme: HTTPS
       {{- end }}
-    periodSeconds: 10
-    timeoutSeconds: 5
+    {{- merge (dict) .root.Values.readinessProbe (dict "periodSeconds" 10 "timeoutSeconds" 5) | toYaml | nindent 4 }}
   resources:
     {{- get (get . "role" | default dict) "resources" | default .root.Values.resources | toYaml | nindent 4 }}
   securityContext:
@@ -523,7 +546,7 @@ apiVersion: v1
 kind: ConfigMap
 metadata:
   name: {{ include "storage-controller.configName" . }}
-  namespace: {{ .Release.Namespace }}
+  namespace: {{ include "storage-controller.namespace" . }}
   labels:
     {{- include "storage-controller.labels" . | nindent 4 }}
 data:

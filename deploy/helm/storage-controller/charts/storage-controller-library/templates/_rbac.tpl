@@ -26,14 +26,14 @@
 {{- $meta := $o.metadata }}
 {{- $_ := set $meta "name" (print (include "storage-controller.prefix" $) $meta.name) }}
 {{- $_ := set $meta "labels" (include "storage-controller.labels" $ | fromYaml) }}
-{{- if hasKey $meta "namespace" }}{{ $_ := set $meta "namespace" $.Release.Namespace }}{{ end }}
+{{- if hasKey $meta "namespace" }}{{ $_ := set $meta "namespace" (include "storage-controller.namespace" $) }}{{ end }}
 {{- if hasKey $o "subjects" }}
-{{- $_ := set $o "subjects" (list (dict "kind" "ServiceAccount" "name" (include "storage-controller.serviceAccount" $) "namespace" $.Release.Namespace)) }}
+{{- $_ := set $o "subjects" (list (dict "kind" "ServiceAccount" "name" (include "storage-controller.serviceAccount" $) "namespace" (include "storage-controller.namespace" $))) }}
 {{- $_ := set $o.roleRef "name" (print (include "storage-controller.prefix" $) $o.roleRef.name) }}
 {{- end }}
 {{- if and (hasSuffix "-secrets" $name) (eq $o.kind "ClusterRoleBinding") (not $v.secrets.cluster) }}
 {{- $_ := set $o "kind" "RoleBinding" }}
-{{- $places = prepend $v.secrets.namespaces $.Release.Namespace | uniq }}
+{{- $places = prepend $v.secrets.namespaces (include "storage-controller.namespace" $) | uniq }}
 {{- end }}
 {{- range $place := $places }}
 {{- if $place }}{{ $_ := set $meta "namespace" $place }}{{ end }}
