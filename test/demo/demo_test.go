@@ -4,6 +4,9 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -11,10 +14,29 @@ import (
 // TestDemo runs the whole demo: it checks each of its steps itself.
 func TestDemo(t *testing.T) {
 	t.Chdir("../..")
-	d := &demo{replicas: 2, begin: time.Now()}
-	defer d.close()
-	if err := d.run(t.Context(), false); err != nil {
+	out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
 		t.Fatal(err)
+	}
+	before := os.Stdout
+	os.Stdout = out
+	d := &demo{replicas: 2, begin: time.Now()}
+	err = d.run(t.Context(), false)
+	os.Stdout = before
+	d.close()
+	text, errRead := os.ReadFile(out.Name())
+	if err != nil || errRead != nil {
+		t.Fatalf("%v, %v\n%s", err, errRead, text)
+	}
+	t.Logf("%s", text)
+	for _, want := range []string{"attachment of data-web-0 to node-", "PersistentVolumeClaim default/alone", " 0 failures",
+		"/statusz "} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the demo does not print %q", want)
+		}
+	}
+	if strings.Contains(string(text), "attachment of  to") {
+		t.Error("an attachment has no name")
 	}
 	if len(d.numbers) < 4 {
 		t.Errorf("numbers: %q", d.numbers)

@@ -80,7 +80,7 @@ func (d *demo) run(ctx context.Context, stay bool) error {
 		{fmt.Sprintf("A StatefulSet with %d replicas, whose claims wait for their pods", d.replicas), "storage-controller.log",
 			d.statefulSet},
 		{"Scaling down to one replica: volumes are detached and kept", "storage-controller.log", d.scaleDown},
-		{"", "", func(ctx context.Context) error { return d.look(ctx, stay) }},
+		{"What storage-controller says", "storage-controller.log", func(ctx context.Context) error { return d.look(ctx, stay) }},
 		{"Deleting everything", "storage-controller.log", d.deleteAll},
 		{"Looking for anything that is left", "storage-controller.log", d.nothingLeft},
 	}

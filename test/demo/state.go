@@ -33,19 +33,21 @@ func (d *demo) state(ctx context.Context) (state, error) {
 	if err != nil {
 		return s, err
 	}
-	name := map[string]string{} // of the claim of a volume, which says more than that of the volume
 	for _, c := range claims.Items {
 		s.claims[c.Name] = strings.ToLower(string(c.Status.Phase))
-		name[c.Spec.VolumeName] = c.Name
 		if node := c.Annotations["volume.kubernetes.io/selected-node"]; node != "" && c.Status.Phase == corev1.ClaimPending {
 			s.claims[c.Name] = "waits for a volume near " + node
 		}
 	}
+	name := map[string]string{} // of the claim of a volume, which says more than that of the volume, and may be deleted before it
 	volumes, err := d.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return s, err
 	}
 	for _, v := range volumes.Items {
+		if v.Spec.ClaimRef != nil {
+			name[v.Name] = v.Spec.ClaimRef.Name
+		}
 		s.volumes[v.Name] = strings.ToLower(string(v.Status.Phase))
 		if v.Spec.NodeAffinity != nil {
 			s.volumes[v.Name] += " in zone " + v.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values[0]

@@ -11,6 +11,8 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -139,22 +141,46 @@ func (d *demo) scaleDown(ctx context.Context) error {
 	return d.watch(ctx, begin, func(s state) error { return s.want(alone+d.replicas, 1, 1) })
 }
 
-// look shows how to look around, and stays where that was asked for.
+// look shows what storage-controller says about itself, and stays where that was asked for.
 func (d *demo) look(ctx context.Context, stay bool) error {
+	if err := d.show(ctx, "explain", "pvc", "alone", "-n", namespace, "--kubeconfig", d.cp.Kubeconfig()); err != nil {
+		return err
+	}
+	if err := d.show(ctx, "doctor", "--leader-election", "--csi-address", d.socket(), "--kubeconfig", d.cp.Kubeconfig()); err != nil {
+		return err
+	}
 	fmt.Printf(`
   To look around while it is up (make demo ARGS=--stay keeps it so):
     export KUBECONFIG=%s
     kubectl get pvc,pv,volumeattachments,pods -o wide
     kubectl describe pvc alone
-    curl http://%s/metrics
     ls %s
-`, d.cp.Kubeconfig(), d.endpoint, d.root())
+  In a browser, http://%s/statusz shows current work and failures.
+`, d.cp.Kubeconfig(), d.root(), d.endpoint)
 	if !stay {
 		return nil
 	}
 	fmt.Println("\n  Staying up. Ctrl-C ends it.")
 	<-ctx.Done()
 	return ctx.Err()
+}
+
+// show runs a command of storage-controller and prints what it says, without the checks that are fine. Findings are no error.
+func (d *demo) show(ctx context.Context, args ...string) error {
+	fmt.Printf("  $ storage-controller %s\n", strings.Join(args, " "))
+	cmd := exec.CommandContext(ctx, filepath.Join(d.dir, "storage-controller"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG=")
+	out, err := cmd.CombinedOutput()
+	if finding := (&exec.ExitError{}); err != nil && !errors.As(err, &finding) {
+		return err
+	}
+	for line := range strings.Lines(string(out)) {
+		if !strings.HasPrefix(line, "ok ") {
+			fmt.Print("  " + line)
+		}
+	}
+	fmt.Println()
+	return nil
 }
 
 func (d *demo) deleteAll(ctx context.Context) error {
