@@ -116,7 +116,8 @@ storage-controller has only the permissions of deploy/overlays/all-in-one. Both 
 %[2]s- peak memory in MiB: reference %[3]d, storage-controller %[4]d
 - selected: %[5]s
 
-A specification is skipped if the driver does not support what it tests.
+A specification is skipped if the driver does not support what it tests. All of pvc-deletion-performance and volume-lifecycle-performance are skipped:
+the driver has no PerformanceTestOptions.
 With WaitForFirstConsumer, volume-modify-stress fails on every cluster: it sets the class of claims that are not bound yet, which the API server refuses.
 
 %[6]s`, "`", facts, peak("reference-csi-*"), peak("storage-controller"), o.selected(), tables(all))

@@ -16,7 +16,7 @@ import (
 )
 
 // The limits of words that are written by hand, without code blocks, in README.md and docs/ together and per page.
-const maxWords = 20_000
+const maxWords = 20_250
 
 var maxPageWords = map[string]int{"README.md": 600, "docs/nodecontroller.md": 2500, "docs/runbook-node-lost.md": 900}
 
@@ -218,6 +218,15 @@ func TestDocsComparison(t *testing.T) {
 		table += fmt.Sprintf("| %s | %s | %s |\n", row[0], row[1], row[2])
 	}
 	writePart(t, "README.md", table+"<!-- comparison: end -->")
+}
+
+// TestReadmeNamesKubernetes compares the oldest version in README.md with the one that the chart accepts.
+func TestReadmeNamesKubernetes(t *testing.T) {
+	constraint := regexp.MustCompile(`(?m)^kubeVersion: ">=(\d+\.\d+)\.0-0"$`)
+	oldest := constraint.FindStringSubmatch(readPage(t, "deploy/helm/storage-controller/Chart.yaml"))
+	if oldest == nil || !strings.Contains(readPage(t, "README.md"), "Kubernetes "+oldest[1]+" or later") {
+		t.Errorf("README.md does not name the version %q", oldest)
+	}
 }
 
 // writePart compares the generated part of a page, or writes it when UPDATE is set.
