@@ -5,7 +5,8 @@ package provisioner
 
 import storagehelpers "k8s.io/component-helpers/storage/volume"
 
-// groupOf returns the group of a claim for [workloop.NewFair]: its StorageClass. A claim that was deleted has that of its volume in progress.
+// groupOf returns the group of a claim for [workloop.NewFair]: its StorageClass. A claim that was deleted has that of its volume
+// in progress.
 func (l *claimLoop) groupOf(key claimKey) string {
 	claim, ok := l.c.claims.Get(key.Namespace + "/" + key.Name)
 	if !ok || claim.UID != key.UID {
