@@ -198,6 +198,24 @@ func TestManyAttachmentsFail(t *testing.T) {
 	}
 }
 
+// TestNextStepOfFailures: the text of an error decides whom it concerns.
+func TestNextStepOfFailures(t *testing.T) {
+	for want, f := range map[string]failure{
+		"Retries automatically in 5m. Check that the driver runs": {text: "rpc error: code = Canceled desc = y", again: " in 5m"},
+		"the log of the driver container":                         {text: "x", code: "InvalidArgument"},
+		"the logs of the resizer and of the driver container":     {text: "x", code: "Unknown", by: roleResizer},
+		"the log of the attacher has": {local: true, by: "attacher",
+			text: "quoted (rpc error: code = Internal desc = y)"},
+		"Grant the permission that the error names":                {text: `pods is forbidden: User "u" cannot get resource "pods"`},
+		"the log of the provisioner has":                           {text: `pods "x" is forbidden: exceeded quota`, by: roleProvisioner},
+		"the log of the driver container (`kubectl logs`) has the": {text: `rpc error: code = Internal desc = is forbidden: User "u" cannot get`},
+	} {
+		if got := f.next(); !strings.Contains(got, want) {
+			t.Errorf("%+v: %s", f, got)
+		}
+	}
+}
+
 // TestManyClaims: the report of a pod with many claims stays short.
 func TestManyClaims(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}}

@@ -184,8 +184,8 @@ func explainIndeterminate(e *explanation) {
 	default:
 		e.add(Waiting, "volume", "CreateVolume is indeterminate: no final response of driver %s is recorded, so a volume may exist. "+
 			"Or the volume exists, and its PersistentVolume cannot be created. %s.", driver, finalizer).
-			next("The provisioner repeats CreateVolume with the same arguments. Verify that driver %s and its provisioner are running. "+
-				"If creating the PersistentVolume fails, the log of the provisioner has the error.", driver)
+			next("The provisioner repeats CreateVolume with the same arguments, or sends an event with the reason why it cannot. "+
+				"Verify that driver %s and its provisioner are running.", driver)
 	}
 }
 

@@ -232,8 +232,8 @@ var situations = map[string]struct {
 		[]string{"CreateVolume is indeterminate: no final response of driver DRIVER is recorded, so a volume may exist",
 			"storage-controller.io/provisioning\n    removed by: the provisioner of storage-controller after CreateVolume " +
 				"returned a final response",
-			"Next: The provisioner repeats CreateVolume with the same arguments. Verify that driver DRIVER and its provisioner " +
-				"are running."},
+			"Next: The provisioner repeats CreateVolume with the same arguments, or sends an event with the reason why it cannot. " +
+				"Verify that driver DRIVER and its provisioner are running."},
 	},
 	"insufficient capacity": {
 		func(s *scene) (string, string) {
@@ -391,6 +391,22 @@ var situations = map[string]struct {
 			`failing  attachment Attaching to node "SCENE-node" (VolumeAttachment SCENE-va) failed 20m ago: too many volumes.`,
 			"Next: Retries automatically. Run `storage-controller explain va SCENE-va`.",
 		},
+	},
+	"a pod whose volume cannot be mounted": {
+		func(s *scene) (string, string) {
+			n := s.node(nil)
+			s.pod(n)
+			s.event(s.ns, corev1.ObjectReference{Kind: KindPod, Namespace: s.ns, Name: "app"}, "Warning", "FailedMount",
+				"SetUp failed: rpc error: code = Unknown desc = no such device", 3, 20*time.Minute)
+			return KindPod, "app"
+		},
+		[]string{"failing  mount      Last error (FailedMount) 20m ago: SetUp failed: rpc error: code = Unknown desc = no such device.",
+			"blocked  claim      PersistentVolumeClaim SCENE/data not found."},
+	},
+	"a pod on a node that was deleted": {
+		func(s *scene) (string, string) { s.pod(s.ns + "-gone"); return KindPod, "app" },
+		[]string{`blocked  node       Node "SCENE-gone" of the pod not found.`,
+			"Next: Delete the pod: it cannot start. Run `storage-controller explain node SCENE-gone`."},
 	},
 	"a pod whose volume is not attached": {
 		func(s *scene) (string, string) {
