@@ -199,11 +199,15 @@ func (d driver) parameters(class map[string]string) (forDriver map[string]string
 		case !isReserved:
 			forDriver[key] = class[key]
 		case !volumerules.IsParameter(reserved):
-			return nil, "", fmt.Errorf("class parameter %s: unknown. The prefix %s is reserved", key, volumerules.ParameterPrefix)
+			err = fmt.Errorf("class parameter %q: unknown. The prefix %q is reserved", key, volumerules.ParameterPrefix)
+			if known := volumerules.Correction(reserved); known != "" {
+				err = fmt.Errorf("class parameter %q: unknown. Use %q", key, volumerules.ParameterPrefix+known)
+			}
+			return nil, "", err
 		}
 	}
 	if len(fsTypeKeys) > 1 {
-		return nil, "", fmt.Errorf("class parameters %v: set only one of them", fsTypeKeys)
+		return nil, "", fmt.Errorf("class parameters %q: set only one of them", fsTypeKeys)
 	}
 	return forDriver, fsType, nil
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -189,8 +190,8 @@ func secretTemplate(purpose Purpose, parameters map[string]string) (from Purpose
 		case err != nil:
 			return p, nil, err
 		case (name == "") != (namespace == ""):
-			return p, nil, fmt.Errorf("class parameters %s%s and %s%s: set both or none",
-				ParameterPrefix, p.parameter("name"), ParameterPrefix, p.parameter("namespace"))
+			return p, nil, fmt.Errorf("class parameters %q and %q: set both or none",
+				ParameterPrefix+p.parameter("name"), ParameterPrefix+p.parameter("namespace"))
 		case name != "":
 			return p, &corev1.SecretReference{Namespace: namespace, Name: name}, nil
 		}
@@ -209,14 +210,14 @@ func (p Purpose) value(parameters map[string]string, suffix, deprecatedSuffix st
 		deprecated := known.deprecated + "Secret" + deprecatedSuffix
 		old, oldSet := parameters[deprecated]
 		if set && oldSet {
-			return "", fmt.Errorf("class parameters %s and %s: set only one of them", key, deprecated)
+			return "", fmt.Errorf("class parameters %q and %q: set only one of them", key, deprecated)
 		}
 		if oldSet {
 			value, set = old, true
 		}
 	}
 	if set && value == "" {
-		return "", fmt.Errorf("class parameter %s: must not be empty", key)
+		return "", fmt.Errorf("class parameter %q: must not be empty", key)
 	}
 	return value, nil
 }
@@ -232,14 +233,31 @@ func expand(parameter, template string, tokens map[string]string, validate func(
 		return value
 	})
 	if len(unknown) > 0 {
-		return "", fmt.Errorf("class parameter %s%s: template %q has unknown tokens %q",
-			ParameterPrefix, parameter, template, slices.Sorted(maps.Keys(unknown)))
+		return "", fmt.Errorf("class parameter %q: template %q has unknown tokens %q",
+			ParameterPrefix+parameter, template, slices.Sorted(maps.Keys(unknown)))
 	}
 	if problems := validate(result); len(problems) > 0 {
-		return "", fmt.Errorf("class parameter %s%s: template %q resolves to the invalid name %q: %v",
-			ParameterPrefix, parameter, template, result, problems)
+		return "", fmt.Errorf("class parameter %q: template %q resolves to the invalid name %q: %v",
+			ParameterPrefix+parameter, template, result, problems)
 	}
 	return result, nil
+}
+
+// Correction returns the known StorageClass parameter that differs from key in case or punctuation only, or "". Both are without
+// [ParameterPrefix].
+func Correction(key string) string {
+	letters := func(r rune) rune {
+		if r < 'a' || r > 'z' {
+			return -1
+		}
+		return r
+	}
+	for known := range knownParameters {
+		if strings.Map(letters, known) == strings.Map(letters, strings.ToLower(key)) {
+			return known
+		}
+	}
+	return ""
 }
 
 // IsParameter reports whether a StorageClass parameter is known, given without [ParameterPrefix].

@@ -85,7 +85,7 @@ func TestResolveSecrets(t *testing.T) {
 		},
 		"no name of a namespace": {
 			parameters: map[string]string{p + "provisioner-secret-name": "a", p + "provisioner-secret-namespace": "a.b"},
-			err:        "secret-namespace: template \"a.b\" resolves to the invalid name",
+			err:        `secret-namespace": template "a.b" resolves to the invalid name`,
 		},
 		"half a default": {parameters: map[string]string{p + "secret-name": "a"}, err: "both or none"},
 		"all that is wrong, not only the first": {
