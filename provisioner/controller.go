@@ -118,7 +118,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		},
 		claims: deps.Informers.Claims(), volumes: deps.Informers.Volumes(), classes: deps.Informers.Classes(),
 	}
-	c.metrics = newMetrics(deps.Registry, c.unresolved)
+	c.metrics = newMetrics(deps.Registry, c.classExists, c.unresolved)
 	if cfg.NodeDeployment {
 		c.driver.identity += "-" + cfg.NodeName
 	}
@@ -146,6 +146,11 @@ func (c *Controller) unresolved() (indeterminateClaims, unsaved float64) {
 		unsaved = float64(l.ops.unresolved(claims))
 	}
 	return float64(len(claims)), unsaved
+}
+
+func (c *Controller) classExists(name string) bool {
+	_, exists := c.classes.Get(name)
+	return exists
 }
 
 // event sends an event about a claim or a PersistentVolume.

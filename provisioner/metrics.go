@@ -8,6 +8,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // metrics has the names and labels of csi-provisioner.
@@ -17,11 +19,13 @@ type metrics struct {
 	deleted, deleteFailed        *prometheus.CounterVec
 	deleteSeconds                *prometheus.HistogramVec
 	conflicts                    prometheus.Counter
+	classExists                  func(name string) bool
 }
 
 // newMetrics registers the metrics. unresolved is called at each scrape for the number of
 // indeterminate claims and of volumes without PersistentVolume.
-func newMetrics(reg prometheus.Registerer, unresolved func() (indeterminateClaims, unsaved float64)) *metrics {
+func newMetrics(reg prometheus.Registerer, classExists func(name string) bool, unresolved func() (indeterminateClaims, unsaved float64),
+) *metrics {
 	gauge := func(name, help string, value func() float64) {
 		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
 	}
@@ -51,7 +55,7 @@ func newMetrics(reg prometheus.Registerer, unresolved func() (indeterminateClaim
 	}
 	const claims, volumes = "controller_persistentvolumeclaim_", "controller_persistentvolume_"
 	return &metrics{
-		conflicts:       conflicts,
+		conflicts: conflicts, classExists: classExists,
 		provisioned:     counter(claims+"provision_total", "Volumes provisioned.", "class", "source"),
 		provisionFailed: counter(claims+"provision_failed_total", "Failed attempts to provision a volume.", "class", "source"),
 		provisionSeconds: histogram(claims+"provision_duration_seconds",
@@ -63,23 +67,24 @@ func newMetrics(reg prometheus.Registerer, unresolved func() (indeterminateClaim
 	}
 }
 
-func labelsOf(claim *corev1.PersistentVolumeClaim) (class, source string) {
-	if name := claim.Spec.StorageClassName; name != nil {
+// labelsOf returns the labels for a claim. Users choose the names of classes and kinds: those that do not exist get no series.
+func (m *metrics) labelsOf(claim *corev1.PersistentVolumeClaim) (class, source string) {
+	if name := claim.Spec.StorageClassName; name != nil && m.classExists(*name) {
 		class = *name
 	}
-	if s := claim.Spec.DataSource; s != nil {
+	if s := claim.Spec.DataSource; s != nil && (s.Kind == kube.KindSnapshot || s.Kind == kube.KindClaim) {
 		source = s.Kind
 	}
 	return class, source
 }
 
 func (m *metrics) claimFailed(claim *corev1.PersistentVolumeClaim) {
-	class, source := labelsOf(claim)
+	class, source := m.labelsOf(claim)
 	m.provisionFailed.WithLabelValues(class, source).Inc()
 }
 
 func (m *metrics) claimDone(claim *corev1.PersistentVolumeClaim, took time.Duration) {
-	class, source := labelsOf(claim)
+	class, source := m.labelsOf(claim)
 	m.provisioned.WithLabelValues(class, source).Inc()
 	m.provisionSeconds.WithLabelValues(class, source).Observe(took.Seconds())
 }

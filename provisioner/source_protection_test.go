@@ -60,6 +60,8 @@ func (h *webhook) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
+func anyClass(string) bool { return true }
+
 // applier returns an applier that restores from h.
 func (h *webhook) applier(t *testing.T) *applier {
 	t.Helper()
@@ -70,7 +72,7 @@ func (h *webhook) applier(t *testing.T) *applier {
 	}
 	c := &Controller{
 		deps:    Deps{Snapshots: snapshots, Events: record.NewFakeRecorder(100)},
-		metrics: newMetrics(prometheus.NewRegistry(), func() (float64, float64) { return 0, 0 }),
+		metrics: newMetrics(prometheus.NewRegistry(), anyClass, func() (float64, float64) { return 0, 0 }),
 		cfg:     Config{RetryIntervalStart: time.Second},
 	}
 	ops := newOperations()

@@ -194,7 +194,8 @@ func TestSecretOfRepeatedCall(t *testing.T) {
 		}
 		noneUnresolved := func() (float64, float64) { return 0, 0 }
 		a := &applier{c: &Controller{
-			deps: Deps{Client: client, Events: record.NewFakeRecorder(1)}, metrics: newMetrics(prometheus.NewRegistry(), noneUnresolved),
+			deps:    Deps{Client: client, Events: record.NewFakeRecorder(1)},
+			metrics: newMetrics(prometheus.NewRegistry(), anyClass, noneUnresolved),
 		}}
 		o := testOperation(indeterminate, func(o *operation) {
 			o.plan.Secrets.Provisioner = &corev1.SecretReference{Namespace: "ns", Name: "s"}
