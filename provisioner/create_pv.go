@@ -22,7 +22,8 @@ import (
 )
 
 // createPV creates the PersistentVolume of a volume that the driver has created. If that
-// fails, it is retried without another CreateVolume. A volume that belongs to another object gets none.
+// fails, it is retried without another CreateVolume, unless the API server cannot store what the driver has returned. A volume
+// that belongs to another object gets none.
 func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key claimKey, o operation) (transition, error) {
 	if user := a.users.ofCreated(key, o); user != "" && !o.pvMayExist {
 		return a.c.keep(o, fmt.Errorf("CreateVolume returned volume %q, which belongs to %s; the volume is not deleted. "+
@@ -37,12 +38,13 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 	}
 	if err != nil {
 		err = fmt.Errorf("creating PersistentVolume %q for volume %q: %w", o.pv.Name, o.csiSource.VolumeHandle, err)
-		if kube.IsRefused(err) {
+		refused, unstorable := kube.IsRefused(err), kube.IsUnstorable(err)
+		if refused || unstorable {
 			claim, ok := a.claims.Get(key.String())
 			kept := ok && claim.UID == key.UID && claim.DeletionTimestamp != nil && isProtected(claim)
 			a.c.claimFailed(o.claim, pvRefusedEvent(o, kept, err))
 		}
-		return pvNotSaved(!kube.IsRefused(err)), err
+		return pvNotSaved(!refused, unstorable), err
 	}
 	a.volumes.Observe(pv)
 	if a.c.deps.VolumeObserver != nil {
@@ -84,7 +86,7 @@ func (a *applier) existingPV(
 	name, handle := o.pv.Name, o.csiSource.VolumeHandle
 	pv, err := client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil { // also NotFound: it was deleted meanwhile
-		return nil, pvNotSaved(kube.IsNotFound(err)), fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
+		return nil, pvNotSaved(kube.IsNotFound(err), false), fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
 	}
 	same := a.c.driver.isVolume(pv, o.pv)
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID

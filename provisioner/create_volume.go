@@ -45,6 +45,9 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 	response, err := a.c.deps.CSI.CreateVolume(call, o.request)
 	if err != nil {
 		a.c.notProvisioned(o)
+		if o.stage == created {
+			return a.notRepeated(o, err)
+		}
 		if csiclient.OutcomeOf(err) == csiclient.Indeterminate {
 			return a.indeterminate(key, s, err)
 		}
@@ -66,15 +69,26 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 	switch {
 	case errors.Is(err, errUnusable):
 		return volumeRejected(source, affinityOf(volume, a.c.driver.topology), err), nil
+	case err != nil && o.stage == created:
+		return a.notRepeated(o, err)
 	case err != nil:
 		a.c.notProvisioned(o)
 		return a.indeterminate(key, s, err)
+	case o.stage == created && source.VolumeHandle != o.csiSource.VolumeHandle:
+		klog.FromContext(ctx).Error(nil, "CreateVolume returned another volume than before. Delete the earlier one on the storage backend",
+			"earlier", o.csiSource.VolumeHandle, "volumeHandle", source.VolumeHandle)
 	}
 	requested := o.request.GetCapacityRange().GetRequiredBytes()
 	if warning := volumerules.CapacityWarning("CreateVolume", source.VolumeHandle, volume.GetCapacityBytes(), requested); warning != "" {
 		a.c.event(o.claim, event{corev1.EventTypeWarning, reasonUnlikelyCapacity, warning})
 	}
 	return volumeCreated(pv, source), nil
+}
+
+// notRepeated reports that a repeated CreateVolume has failed. The volume of the earlier response exists, whatever the driver says.
+func (a *applier) notRepeated(o operation, err error) (transition, error) {
+	a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
+	return pvNotSaved(false, true), err
 }
 
 // notProvisioned makes the capacity role call GetCapacity again for the StorageClass.
@@ -96,7 +110,7 @@ func (a *applier) volumeFinalizers(p plan) []string {
 // indeterminate reports a call after which a volume may exist, now or later.
 func (a *applier) indeterminate(key claimKey, s claimState, err error) (transition, error) {
 	a.announce(key, s.op)
-	a.c.claimFailed(s.op.claim, indeterminateEvent(s.op.plan, a.c.cfg.ProvisioningProtection, s.classRecreated(), err))
+	a.c.claimFailed(s.op.claim, indeterminateEvent(s.op.plan, a.c.cfg.ProvisioningProtection, s.claim, s.classRecreated(), err))
 	return outcomeUnknown(), err
 }
 

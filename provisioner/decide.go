@@ -214,8 +214,14 @@ func (d decision) decideCreated() step {
 		return d.backOff()
 	case d.op.pvMayExist && d.op.pvDeleted: // and with it the volume
 		return step{action: doRepeat, reason: "PVDeleted"}
+	case !d.op.pvRefused || d.claim == nil || !needsVolume(d.claim):
+		// Users may delete the volume of a deleted claim at the storage system: another call would create it again.
+		return step{action: doCreatePV, reason: "VolumeCreated"}
 	}
-	return step{action: doCreatePV, reason: "VolumeCreated"}
+	if st, blocked := d.beforeCall(); blocked {
+		return st
+	}
+	return step{action: doCreateVolume, reason: "PVRefused"}
 }
 
 func (d decision) decidePVCreated() step {

@@ -982,9 +982,27 @@ func TestRecordOfManyNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	back, err := unpackTopology(record.Topology)
+	back, err := record.unpack()
 	if err != nil || !proto.Equal(back, r) {
 		t.Errorf("it does not come back: %v", err)
+	}
+	data, err := proto.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var packed bytes.Buffer
+	w := zlib.NewWriter(&packed)
+	_, _ = w.Write(data)
+	_ = w.Close()
+	earlier := requestRecord{Topology: packed.Bytes()}
+	if back, err = earlier.unpack(); err != nil || !proto.Equal(back, r) {
+		t.Errorf("that of an earlier version does not come back: %v", err)
+	}
+	for _, first := range []int{-1, 5000} {
+		record.First = first
+		if _, err = record.unpack(); err == nil {
+			t.Errorf("index %d is accepted", first)
+		}
 	}
 	if !kube.HasProvisioningRecord("drv.example.com", left) || kube.HasProvisioningRecord("other", left) {
 		t.Error("HasProvisioningRecord does not distinguish the drivers")

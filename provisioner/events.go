@@ -58,14 +58,21 @@ func infeasibleEvent(class string, delay fmt.Stringer, err error) event {
 }
 
 // indeterminateEvent names the volume and the finalizer, which keeps the claim and a namespace
-// that is being deleted, and says what happens next.
-func indeterminateEvent(p plan, protection Protection, classRecreated bool, err error) event {
+// that is being deleted, and says what happens next. claim is nil if it is deleted.
+func indeterminateEvent(p plan, protection Protection, claim *corev1.PersistentVolumeClaim, classRecreated bool, err error) event {
 	text := fmt.Sprintf("%v. Volume %q may exist: "+
 		"CreateVolume is repeated with the same request until the driver returns a definite result", err, p.VolumeName)
 	if protection == ProtectionOff {
 		return failedEvent(p.ClassName, errors.New(text))
 	}
-	text += fmt.Sprintf("; until then finalizer %s keeps this PVC", kube.ProvisioningFinalizer)
+	switch {
+	case claim == nil || claim.DeletionTimestamp != nil && !isProtected(claim): // it cannot be added any more
+	case isProtected(claim):
+		text += fmt.Sprintf("; until then finalizer %s keeps this PVC", kube.ProvisioningFinalizer)
+	default:
+		text += fmt.Sprintf("; until then finalizer %s keeps this PVC, unless a later event says that it was not added",
+			kube.ProvisioningFinalizer)
+	}
 	if classRecreated {
 		text += fmt.Sprintf(". The first request is repeated although StorageClass %q was recreated since. "+
 			"To use the new class, delete this PVC and create it again. If you have verified on the storage backend "+

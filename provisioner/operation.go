@@ -62,12 +62,12 @@ var transitions = map[transitionName]map[stage]stage{
 	onNoTopology:       {pending: pending},
 	onBegin:            {pending: requested},
 	onResume:           {pending: indeterminate},
-	onSecretsRead:      {requested: requested, indeterminate: indeterminate, rejected: rejected},
+	onSecretsRead:      {requested: requested, indeterminate: indeterminate, rejected: rejected, created: created},
 	onCreateCalled:     {requested: requested, indeterminate: indeterminate},
 	onOutcomeUnknown:   {requested: indeterminate, indeterminate: indeterminate, created: indeterminate},
 	onRecordNotWritten: {requested: requested, indeterminate: indeterminate, rejected: rejected, created: created},
 	onPrepareAgain:     {requested: requested, indeterminate: indeterminate},
-	onVolumeCreated:    {requested: created, indeterminate: created},
+	onVolumeCreated:    {requested: created, indeterminate: created, created: created},
 	onVolumeRejected:   {requested: rejected, indeterminate: rejected, created: rejected},
 	onNoVolume:         {requested: pending, indeterminate: pending, created: pending, rejected: pending},
 	onPVNotSaved:       {created: created},
@@ -110,8 +110,10 @@ type operation struct {
 	leftID       string              // if recordFailed: the ID of the record on the claim, perhaps of an earlier process
 	outdated     bool                // an object that the request was prepared from has changed
 
-	pv           *corev1.PersistentVolume          // in stage created
-	pvMayExist   bool                              // in stage created: a request that creates it failed, perhaps after its effect
+	pv         *corev1.PersistentVolume // in stage created
+	pvMayExist bool                     // in stage created: a request that creates it failed, perhaps after its effect
+	// pvRefused: in stage created, the API server cannot store pv. CreateVolume is repeated, and its response replaces pv.
+	pvRefused    bool
 	csiSource    *corev1.CSIPersistentVolumeSource // in stages created, rejected and pvCreated
 	affinity     *corev1.VolumeNodeAffinity        // of the rejected volume
 	rejectReason error                             // in stage rejected
@@ -185,7 +187,7 @@ func createCalled() transition {
 
 func outcomeUnknown() transition {
 	return transition{name: onOutcomeUnknown, set: func(o *operation) {
-		o.pv, o.pvMayExist, o.pvDeleted, o.csiSource, o.recordFailed = nil, false, false, nil, false
+		o.pv, o.pvMayExist, o.pvRefused, o.pvDeleted, o.csiSource, o.recordFailed = nil, false, false, false, nil, false
 	}}
 }
 
@@ -195,12 +197,12 @@ func recordNotWritten(left string) transition {
 }
 
 func volumeCreated(pv *corev1.PersistentVolume, source *corev1.CSIPersistentVolumeSource) transition {
-	return transition{name: onVolumeCreated, set: func(o *operation) { o.pv, o.csiSource = pv, source }}
+	return transition{name: onVolumeCreated, set: func(o *operation) { o.pv, o.csiSource, o.pvRefused = pv, source, false }}
 }
 
 func volumeRejected(source *corev1.CSIPersistentVolumeSource, affinity *corev1.VolumeNodeAffinity, reason error) transition {
 	return transition{name: onVolumeRejected, set: func(o *operation) {
-		o.pv, o.csiSource, o.affinity, o.rejectReason = nil, source, affinity, reason
+		o.pv, o.pvRefused, o.csiSource, o.affinity, o.rejectReason = nil, false, source, affinity, reason
 	}}
 }
 
@@ -222,10 +224,11 @@ func noVolume(i *infeasible) transition {
 	}}
 }
 
-// pvNotSaved follows a failed attempt to create the PersistentVolume, which exists if only the response was lost.
-func pvNotSaved(mayExist bool) transition {
+// pvNotSaved follows a failed attempt to create the PersistentVolume, which exists if only the response was lost. refused: the API
+// server cannot store it.
+func pvNotSaved(mayExist, refused bool) transition {
 	return transition{name: onPVNotSaved, set: func(o *operation) {
-		o.recordFailed, o.pvMayExist = false, o.pvMayExist || mayExist
+		o.recordFailed, o.pvMayExist, o.pvRefused = false, o.pvMayExist || mayExist, refused
 	}}
 }
 

@@ -59,7 +59,7 @@ func allTransitions() []transition {
 		createCalled(),
 		outcomeUnknown(), recordNotWritten(""),
 		volumeCreated(ourVolume(), nil), volumeRejected(nil, nil, errUnusable), noVolume(nil),
-		pvNotSaved(true), pvSaved(),
+		pvNotSaved(true, true), pvSaved(),
 		claimUnprotected(), claimRefetched(true), claimRefetched(false),
 	}
 }

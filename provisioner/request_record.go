@@ -33,17 +33,20 @@ type requestRecord struct {
 	Driver string `json:"driver"` // as kube.HasProvisioningRecord reads it
 	// Request is a hash of the request without the values of its secrets.
 	Request string `json:"request"`
-	// Topology is a compressed csi.TopologyRequirement, which is large with one segment per
-	// node. Nil for none.
-	Topology     []byte `json:"topology,omitempty"`
+	// Topology is a compressed csi.TopologyRequirement, which is large with one segment per node. Nil for none. If it has no
+	// preferred segments, these are the requisite ones, rotated: the one with index First comes first.
+	Topology []byte `json:"topology,omitempty"`
+	First    int    `json:"first,omitempty"`
+	// Recompute: the topology is too large for an annotation, and is not in Request. It is computed from the nodes again.
+	Recompute    bool   `json:"recompute,omitempty"`
 	SelectedNode string `json:"selectedNode,omitempty"`
 	// Secret is the provisioner secret, empty without one. Nil in records of earlier versions.
 	Secret *corev1.SecretReference `json:"secret,omitempty"`
 }
 
 const (
-	// maxRecord bounds the annotation; all annotations of an object have 256 KiB together.
-	maxRecord = 128 * 1024
+	// maxPacked bounds the compressed topology, of which base64 makes 120 KiB; all annotations of an object have 256 KiB together.
+	maxPacked = 90 * 1024
 	// maxTopology bounds the encoding of a topology, also in an annotation that any user may write. It is the default limit of
 	// gRPC for a request.
 	maxTopology = 4 << 20
@@ -54,24 +57,40 @@ const (
 // resuming bounds the memory for the topologies in annotations: an entry of a few bytes takes a hundred when it is decoded.
 var resuming sync.Mutex
 
-// packTopology encodes t for a record.
-func packTopology(t *csi.TopologyRequirement) ([]byte, error) {
+// pack encodes t, which is not nil. It reports whether that fits into an annotation.
+func (r *requestRecord) pack(t *csi.TopologyRequirement) (fits bool, err error) {
+	if isRotation(t.GetRequisite(), t.GetPreferred()) {
+		r.First = slices.IndexFunc(t.GetRequisite(), func(s *csi.Topology) bool { return proto.Equal(s, t.GetPreferred()[0]) })
+		t = &csi.TopologyRequirement{Requisite: t.GetRequisite()}
+	}
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(t)
 	if err != nil {
-		return nil, fmt.Errorf("encoding the topology: %w", err)
-	}
-	if n := len(t.GetRequisite()) + len(t.GetPreferred()); len(data) > maxTopology || n > maxTopologies {
-		return nil, fmt.Errorf("the topology has %d segments and %d bytes, too many for a record", n, len(data))
+		return false, fmt.Errorf("encoding the topology: %w", err)
 	}
 	var packed bytes.Buffer
 	w := zlib.NewWriter(&packed)
 	if _, err = w.Write(data); err == nil {
 		err = w.Close()
 	}
-	return packed.Bytes(), err // a buffer takes everything: err is nil
+	r.Topology = packed.Bytes()
+	fits = len(data) <= maxTopology && len(t.GetRequisite())+len(t.GetPreferred()) <= maxTopologies && packed.Len() <= maxPacked
+	return fits, err // a buffer takes everything: err is nil
 }
 
-// unpackTopology decodes what packTopology returned.
+// unpack decodes the topology of a record.
+func (r *requestRecord) unpack() (*csi.TopologyRequirement, error) {
+	t, err := unpackTopology(r.Topology)
+	if err != nil || len(t.GetPreferred()) > 0 || len(t.GetRequisite()) == 0 {
+		return t, err
+	}
+	if r.First < 0 || r.First >= len(t.GetRequisite()) {
+		return nil, fmt.Errorf("the topology has %d segments, and none with index %d", len(t.GetRequisite()), r.First)
+	}
+	t.Preferred = slices.Concat(t.GetRequisite()[r.First:], t.GetRequisite()[:r.First])
+	return t, nil
+}
+
+// unpackTopology decodes a compressed topology.
 func unpackTopology(packed []byte) (*csi.TopologyRequirement, error) {
 	r, err := zlib.NewReader(bytes.NewReader(packed))
 	if err != nil {
@@ -95,10 +114,13 @@ func unpackTopology(packed []byte) (*csi.TopologyRequirement, error) {
 	return t, proto.Unmarshal(data, t)
 }
 
-// fingerprint returns a hash of a request without the values of its secrets.
-func fingerprint(request *csi.CreateVolumeRequest) (string, error) {
+// fingerprint returns a hash of a request without the values of its secrets and, if recompute is set, without its topology.
+func fingerprint(request *csi.CreateVolumeRequest, recompute bool) (string, error) {
 	bare := proto.CloneOf(request)
 	bare.Secrets = nil
+	if recompute {
+		bare.AccessibilityRequirements = nil
+	}
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(bare)
 	if err != nil {
 		return "", fmt.Errorf("encoding the request: %w", err)
@@ -113,20 +135,21 @@ func (o operation) protection(driver string, claim *corev1.PersistentVolumeClaim
 	secret := ptr.Deref(o.plan.Secrets.Provisioner, corev1.SecretReference{})
 	r := requestRecord{ID: o.recordID, Driver: driver, SelectedNode: o.plan.SelectedNode, Secret: &secret}
 	var err error
-	if r.Request, err = fingerprint(o.request); err != nil {
-		return kube.MetadataPatch{}, err
-	}
 	if t := o.request.GetAccessibilityRequirements(); t != nil {
-		if r.Topology, err = packTopology(t); err != nil {
+		fits, err := r.pack(t)
+		if err != nil {
 			return kube.MetadataPatch{}, err
 		}
+		if !fits {
+			r.Topology, r.First, r.Recompute = nil, 0, true
+		}
+	}
+	if r.Request, err = fingerprint(o.request, r.Recompute); err != nil {
+		return kube.MetadataPatch{}, err
 	}
 	data, err := json.Marshal(r)
 	if err != nil {
 		return kube.MetadataPatch{}, fmt.Errorf("encoding the record of the request: %w", err)
-	}
-	if len(data) > maxRecord {
-		return kube.MetadataPatch{}, fmt.Errorf("the record of the request has %d bytes, too many for an annotation", len(data))
 	}
 	tests := sameRecord(claim)
 	tests[kube.AnnotationPath(storagehelpers.AnnSelectedNode)] = nil // after a rescheduling, the request is another one

@@ -51,11 +51,14 @@ func (d driver) resume(
 	defer resuming.Unlock()
 	var topology *csi.TopologyRequirement
 	if record.Topology != nil {
-		if topology, err = unpackTopology(record.Topology); err != nil {
+		if topology, err = record.unpack(); err != nil {
 			return o, fmt.Errorf("annotation %s: %w", kube.AnnProvisioningRequest, err)
 		}
 	}
 	recorded := func() (*csi.TopologyRequirement, error) {
+		if record.Recompute {
+			return d.requirementFor(claim, class, record.SelectedNode, known)()
+		}
 		return topology, topologyRequest{
 			strict: d.StrictTopology, allowed: class.AllowedTopologies, node: record.SelectedNode,
 		}.check(topology, known)
@@ -86,7 +89,7 @@ func (d driver) prepareRecorded(o *operation, class *storagev1.StorageClass, rec
 	if o.request, o.plan, err = d.prepare(o.claim, class, record.SelectedNode, refs, topology); err != nil {
 		return "", err
 	}
-	return fingerprint(o.request)
+	return fingerprint(o.request, record.Recompute)
 }
 
 // check returns an error if a request with r cannot have the topology t. A node that was deleted since, or on which the driver is

@@ -48,14 +48,13 @@ func (f *fixture) forge(claim *corev1.PersistentVolumeClaim, class *storagev1.St
 		record := requestRecord{Driver: f.Driver, SelectedNode: forged.node}
 		if forged.topology {
 			t = &csi.TopologyRequirement{Requisite: segments(forged.requisite), Preferred: segments(forged.preferred)}
-			var err error
-			record.Topology, err = packTopology(t)
+			_, err := record.pack(t)
 			f.Must(err)
 		}
 		request, _, err := f.c.driver.prepare(claim, class, forged.node, &resolvedRefs{content: forged.content},
 			func() (*csi.TopologyRequirement, error) { return t, nil })
 		f.Must(err)
-		record.Request, err = fingerprint(request)
+		record.Request, err = fingerprint(request, false)
 		f.Must(err)
 		data, err := json.Marshal(record)
 		f.Must(err)

@@ -6,6 +6,7 @@ package provisioner
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -89,6 +90,12 @@ func TestOutcome(t *testing.T) {
 			f.saved(claim)
 		})
 	}
+	for _, protection := range []Protection{ProtectionOnRetry, ProtectionAlways} {
+		for nodes, text := range map[int]string{3600: `"topology":`, 9000: `"recompute":true`} {
+			t.Run(fmt.Sprintf("record_of_%d_nodes_%s", nodes, protection), func(t *testing.T) { manyNodes(t, protection, nodes, text) })
+		}
+	}
+	t.Run("volume_refused_by_the_API_server", volumeRefused)
 	t.Run("record_of_an_earlier_leader", recordOfEarlierLeader)
 	t.Run("record_again_before_the_call", recordAgain)
 	t.Run("record_refused", recordRefused)
@@ -440,5 +447,73 @@ func recordOfEarlierLeader(t *testing.T) {
 	removed, err := l.unprotect(t.Context(), left)
 	if now := live(); err != nil || removed.name != onClaimUnprotected || isProtected(now) {
 		t.Errorf("removing the record: %v: %v", err, now.ObjectMeta)
+	}
+}
+
+// manyNodes has the process exit during the first call, with a topology segment for each of n nodes. text is in the record.
+func manyNodes(t *testing.T, protection Protection, n int, text string) {
+	f := scenario(t, anywhere, func(c *Config) { c.ProvisioningProtection = protection })
+	join := func() {
+		for i := range n {
+			name := fmt.Sprintf("%x", sha256.Sum256([]byte{byte(i), byte(i >> 8)}))[:36]
+			l := f.c.claimLoop.Load()
+			l.topologies.SetNode(name, map[string]string{"topology.example.com/node": name}, true)
+			l.topologies.SetKeys(name, []string{"topology.example.com/node"}, true)
+		}
+	}
+	f.settles()
+	join()
+	f.Plugin.Next(create, csitest.DoAndHang())
+	f.makeClass(nil)
+	claim := f.claim(nil)
+	f.Wait(create, 1)
+	f.Crash()
+	f.claimIs("has the record", func(c *corev1.PersistentVolumeClaim) bool {
+		return c != nil && isProtected(c) && strings.Contains(c.Annotations[kube.AnnProvisioningRequest], text)
+	})
+	f.deleteClaim()
+	f.start()
+	f.settles()
+	join()
+	pv := f.saved(claim)
+	f.claimIs("is deleted", released)
+	// The nodes of a topology that is not recorded join one after the other here.
+	if calls := f.Plugin.Calls(create); n == 3600 && fmt.Sprint(calls[0].Request) != fmt.Sprint(calls[len(calls)-1].Request) {
+		t.Error("another request is sent")
+	}
+	f.phase(pv, corev1.VolumeReleased)
+	f.gone(pv)
+	if n := f.Plugin.VolumeCount(); n != 0 {
+		t.Errorf("%d volumes are left", n)
+	}
+}
+
+// volumeRefused has the driver return volumes whose PersistentVolume the API server cannot store. The next response is correct.
+func volumeRefused(t *testing.T) {
+	large := csitest.Alter(func(r *csi.CreateVolumeResponse) {
+		r.Volume.VolumeContext = map[string]string{"x": strings.Repeat("x", 2<<20)}
+	})
+	for name, tt := range map[string]struct {
+		steps []csitest.Step
+		event string
+	}{
+		"invalid_topology_key":   {[]csitest.Step{accessible(map[string]string{"no key!": "x"})}, "Invalid value"},
+		"large_volume_context":   {[]csitest.Step{large}, "creating PersistentVolume"},
+		"definite_error_follows": {[]csitest.Step{large, csitest.Fail(codes.ResourceExhausted, "full"), large}, "desc = full"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, anywhere, nil)
+			f.places("z1")
+			f.Plugin.Next(create, tt.steps...)
+			f.makeClass(nil)
+			claim := f.claim(nil)
+			f.event("Warning ProvisioningFailed", tt.event)
+			f.saved(claim)
+			f.event("ProvisioningSucceeded")
+			f.Calls(create, len(tt.steps)+1)
+			if n := f.Plugin.VolumeCount(); n != 1 {
+				t.Errorf("%d volumes", n)
+			}
+		})
 	}
 }
