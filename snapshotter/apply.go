@@ -81,7 +81,7 @@ func (l *loop[T, C]) readContent(ctx context.Context, obj T, step step, r *reads
 		l.confirm(c)
 		return nil
 	case step.report == doReportDeletion:
-		return l.report(ctx, obj, step.report, fmt.Errorf("Failed to delete %s: reading the content: %w", c.noun, err), cause{})
+		return l.report(ctx, obj, step.report, deletionError(c, fmt.Errorf("reading the content: %w", err)), cause{})
 	}
 	return fmt.Errorf("reading %s %q from the API server: %w", c.kind.name, c.meta.Name, err)
 }
@@ -94,7 +94,7 @@ func (l *loop[T, C]) readNamedClass(ctx context.Context, obj T, step step, r *re
 	case err == nil:
 		r.class = l.class(class)
 	case !kube.IsNotFound(err):
-		err = fmt.Errorf("Failed to delete %s: reading %s %q: %w", c.noun, c.classKind, c.class, err)
+		err = deletionError(c, fmt.Errorf("reading %s %q: %w", c.classKind, c.class, err))
 		return l.report(ctx, obj, step.report, err, cause{})
 	}
 	r.classRead = true

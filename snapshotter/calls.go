@@ -169,6 +169,7 @@ func creationError(c *content, err error) error {
 
 // deletionError returns the error of a deletion of c, in the words of csi-snapshotter.
 func deletionError(c *content, err error) error {
+	//lint:ignore ST1005 a sentence of csi-snapshotter
 	return fmt.Errorf("Failed to delete %s: %w", c.noun, err)
 }
 

@@ -34,7 +34,7 @@ func (d driver) decideReplay(s state) step {
 	case s.memory.unrecorded(c) && (err != nil || noSecret != nil): // it was probably never called
 		return s.decideRelease()
 	case err != nil:
-		return fail(fmt.Errorf("Failed to delete %s: %s is indeterminate and cannot be repeated: %w", c.noun, c.create, err),
+		return fail(deletionError(c, fmt.Errorf("%s is indeterminate and cannot be repeated: %w", c.create, err)),
 			cause{blockedOutcome, fmt.Sprintf("a valid %s: %s is indeterminate and cannot be repeated: %v", c.classKind, c.create, err)})
 	case noSecret != nil:
 		return fail(credentials(c, noSecret), cause{})
@@ -172,9 +172,9 @@ func (s state) decideShared() step {
 			c.create, c.noun, handle, s.other.kind.name, s.other.meta.Name)
 		return next
 	}
-	return step{action: doReportDeletion, reason: "Shared", err: fmt.Errorf("Failed to delete %s: %s %q names the same %s %q. "+
+	return step{action: doReportDeletion, reason: "Shared", err: deletionError(c, fmt.Errorf("%s %q names the same %s %q. "+
 		"Delete that object, or set spec.deletionPolicy of this one to Retain",
-		c.noun, s.other.kind.name, s.other.meta.Name, c.noun, handle)}
+		s.other.kind.name, s.other.meta.Name, c.noun, handle))}
 }
 
 // decideDeleted handles a content whose snapshot the driver has deleted.

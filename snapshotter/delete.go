@@ -68,6 +68,5 @@ func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) erro
 	case l.outdated(obj, err):
 		return nil // decide again
 	}
-	return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to delete %s: removing finalizer %s: %w", c.noun, c.finalizer, err),
-		cause{})
+	return l.report(ctx, obj, doReportDeletion, deletionError(c, fmt.Errorf("removing finalizer %s: %w", c.finalizer, err)), cause{})
 }

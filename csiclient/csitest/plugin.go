@@ -157,7 +157,7 @@ func Serve(p *Plugin, listener net.Listener) {
 
 func serve(p *Plugin, listener net.Listener, socket string) {
 	server := grpc.NewServer(grpc.UnaryInterceptor(p.intercept), grpc.StatsHandler(connections{p}),
-		grpc.ReadBufferSize(4<<10), grpc.SharedWriteBuffer(true)) // most messages are small
+		grpc.ReadBufferSize(4<<10)) // most messages are small
 	csi.RegisterIdentityServer(server, p)
 	csi.RegisterControllerServer(server, p)
 	csi.RegisterNodeServer(server, p)
