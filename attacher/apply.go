@@ -174,7 +174,7 @@ func (t *term) recordError(ctx context.Context, va *storagev1.VolumeAttachment, 
 	}
 	fields := errorStatus(va, err, detach, t.c.cfg.StoreErrorCode, time.Now())
 	if writeErr := t.writeStatus(ctx, va, fields); writeErr != nil {
-		klog.FromContext(ctx).Info("Updating VolumeAttachment status failed", "err", writeErr)
+		err = fmt.Errorf("%w; writing this to the status: %v", err, writeErr)
 	}
 	return err
 }

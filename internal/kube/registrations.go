@@ -7,6 +7,7 @@ import (
 	"context"
 
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 )
 
 // Registrations collects the handlers that are registered during one run of a controller.
@@ -40,7 +41,8 @@ func (r *Registrations) Wait(ctx context.Context, name string) error {
 	if r.err != nil {
 		return r.err
 	}
-	if !cache.WaitFor(ctx, name, r.awaited...) {
+	quiet := klog.NewContext(ctx, klog.FromContext(ctx).V(2)) // each term waits
+	if !cache.WaitFor(quiet, name, r.awaited...) {
 		return context.Cause(ctx)
 	}
 	return nil

@@ -56,6 +56,8 @@ const (
 	maxRecent    = 20
 	maxSlowest   = 10
 	maxErrorText = 500 // bytes
+	// maxLoggedText is the limit of an error in the log, in bytes.
+	maxLoggedText = 4096
 )
 
 // history holds the latest and the slowest attempts of a loop.
@@ -82,9 +84,13 @@ func errorText(err error) string {
 	if err == nil {
 		return ""
 	}
-	text := err.Error()
-	if len(text) > maxErrorText {
-		text = strings.ToValidUTF8(text[:maxErrorText], "") + "…"
+	return shortened(err.Error(), maxErrorText)
+}
+
+// shortened returns the first bytes of text, up to limit.
+func shortened(text string, limit int) string {
+	if len(text) > limit {
+		text = strings.ToValidUTF8(text[:limit], "") + "…"
 	}
 	return text
 }

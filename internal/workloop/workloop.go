@@ -10,9 +10,11 @@ import (
 	"hash/fnv"
 	"math"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
@@ -74,6 +76,24 @@ type state struct {
 	running     bool
 	since       time.Time // start of the running attempt
 	lastError   string
+	logged      []uint64 // hashes of the errors that were logged, at most maxLogged
+}
+
+// maxLogged is the number of errors of a key that are logged once. After it, the oldest may be logged again.
+const maxLogged = 16
+
+// logs reports whether text is to be logged for the key, and records it.
+func (s *state) logs(text string) bool {
+	h := fnv.New64a()
+	h.Write([]byte(text))
+	if slices.Contains(s.logged, h.Sum64()) {
+		return false
+	}
+	if len(s.logged) == maxLogged {
+		s.logged = slices.Delete(s.logged, 0, 1)
+	}
+	s.logged = append(s.logged, h.Sum64())
+	return true
 }
 
 // New returns a loop that processes keys in the order of their arrival. Keys may be added before
@@ -249,21 +269,36 @@ func (l *Loop[K]) process(ctx context.Context, key K) {
 		l.history.add(Attempt{fmt.Sprint(key), start.Add(duration), duration, errorText(err)})
 		l.mu.Unlock()
 	}
+	log = log.WithValues("stage", l.stage(key), "duration", duration)
 	switch {
 	case waits:
-		l.waits(key, next, err)
-		log.V(1).Info("Sync waits", "stage", l.stage(key), "duration", duration, "until", next, "err", err)
+		logFailure(ctx, log.WithValues("until", next), "Sync waits", err, l.waits(key, next, err))
 	case err != nil:
-		delay := l.requeueFailed(key, err)
-		log.V(1).Info("Sync failed", "stage", l.stage(key), "duration", duration, "retryIn", delay, "err", err)
+		delay, first := l.requeueFailed(key, err)
+		logFailure(ctx, log.WithValues("retryIn", delay), "Sync failed", err, first)
 		return
 	default:
 		l.Forget(key)
-		log.V(1).Info("Synced", "duration", duration)
+		log.V(1).Info("Synced")
 	}
 	if !next.IsZero() {
 		l.queue.AddAfter(key, time.Until(next))
 	}
+}
+
+// logFailure logs err, which may be nil. first is false if this error of the key was logged before.
+func logFailure(ctx context.Context, log klog.Logger, message string, err error, first bool) {
+	if first && !passes(ctx, err) {
+		log.Error(errors.New(shortened(err.Error(), maxLoggedText)), message)
+		return
+	}
+	log.V(1).Info(message, "err", err)
+}
+
+// passes reports whether the cause of err is expected to pass: the term ends, another client has changed the object, or the state
+// was read too long ago.
+func passes(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || apierrors.IsConflict(err) || errors.Is(err, election.ErrLost) || errors.Is(err, election.ErrOldRead)
 }
 
 // syncRecovering calls sync and returns a panic as an error, which affects no other key.
@@ -279,15 +314,15 @@ func (l *Loop[K]) syncRecovering(ctx context.Context, key K) (next time.Time, er
 }
 
 // waits ends the back-off of key, and keeps what [Loop.Status] shows of its failures. cause is the last of them, nil if this attempt
-// made none.
-func (l *Loop[K]) waits(key K, next time.Time, cause error) {
+// made none. first is false if it was logged before, or is nil.
+func (l *Loop[K]) waits(key K, next time.Time, cause error) (first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	st := l.states[key]
 	switch {
 	case cause == nil && (st == nil || st.attempts == 0): // nothing to show
 		delete(l.states, key)
-		return
+		return false
 	case st == nil: // Forget was called during the attempt
 		st = &state{}
 		l.states[key] = st
@@ -295,12 +330,13 @@ func (l *Loop[K]) waits(key K, next time.Time, cause error) {
 	st.running, st.failures, st.notBefore, st.next = false, 0, time.Time{}, next
 	if cause != nil {
 		st.attempts++
-		st.lastError = errorText(cause)
+		st.lastError, first = errorText(cause), st.logs(cause.Error())
 	}
+	return first
 }
 
-// requeueFailed counts a failure of key and enqueues it after the back-off.
-func (l *Loop[K]) requeueFailed(key K, err error) (delay time.Duration) {
+// requeueFailed counts a failure of key and enqueues it after the back-off. first is false if this error of key was logged before.
+func (l *Loop[K]) requeueFailed(key K, err error) (delay time.Duration, first bool) {
 	l.mu.Lock()
 	st := l.states[key]
 	if st == nil { // Forget was called during the attempt
@@ -314,12 +350,12 @@ func (l *Loop[K]) requeueFailed(key K, err error) (delay time.Duration) {
 	st.failures++
 	st.attempts++
 	st.running = false
-	st.notBefore, st.lastError = time.Now().Add(delay), errorText(err)
+	st.notBefore, st.lastError, first = time.Now().Add(delay), errorText(err), st.logs(err.Error())
 	st.next = st.notBefore
 	l.mu.Unlock()
 	l.metrics.retries.WithLabelValues(l.cfg.Name).Inc()
 	l.queue.AddAfter(key, delay)
-	return delay
+	return delay, first
 }
 
 // backoff doubles start for each failure, up to max.
