@@ -142,9 +142,9 @@ func (t referenceReader) permitted(ctx context.Context, claim *corev1.Persistent
 		return nil
 	}
 	// Grant has the few fields that are used here, without a dependency on the Gateway API.
-	data, err := t.c.deps.Client.Discovery().RESTClient().Get().
+	data, err := kube.Raw(t.c.deps.Client.Discovery().RESTClient().Get().
 		AbsPath("/apis", referenceGrants.Group, referenceGrants.Version, "namespaces", source.Namespace, referenceGrants.Resource).
-		SetHeader("Accept", "application/json").Do(ctx).Raw()
+		SetHeader("Accept", "application/json").Do(ctx))
 	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("no ReferenceGrant in namespace %q allows claim %s/%s to use it: the kind is not installed in this cluster",
 			source.Namespace, claim.Namespace, claim.Name)

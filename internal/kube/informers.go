@@ -377,18 +377,23 @@ func informerFor[T metav1.Object](
 	return Informer[T]{informer}
 }
 
-// watchFailed records an error of a list or watch. It logs once, not on every retry, that an optional resource is forbidden.
+// watchFailed records an error of a list or watch.
 func (i *Informers) watchFailed(ctx context.Context, resource string, r *cache.Reflector, err error) {
 	i.mu.Lock()
-	before := apierrors.IsForbidden(i.watchErrors[resource])
+	before := i.watchErrors[resource]
 	i.watchErrors[resource] = err
-	forbidden := i.forbidden(resource)
 	i.mu.Unlock()
+	reportWatchError(ctx, r, resource, before, err)
+}
+
+// reportWatchError logs an error of a list or watch. It logs once, not on every retry, that the resource is forbidden. before is the
+// previous error.
+func reportWatchError(ctx context.Context, r *cache.Reflector, resource string, before, err error) {
 	switch {
-	case !forbidden:
+	case !apierrors.IsForbidden(err):
 		cache.DefaultWatchErrorHandler(ctx, r, err)
-	case !before:
-		klog.FromContext(ctx).Info("List and watch are forbidden. Grant list and watch on the resource to the ServiceAccount",
-			"resource", resource, "err", err)
+	case !apierrors.IsForbidden(before):
+		klog.FromContext(ctx).Error(err, "List and watch are forbidden. Grant list and watch on the resource to the ServiceAccount",
+			"resource", resource)
 	}
 }

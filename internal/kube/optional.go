@@ -77,7 +77,14 @@ func (o *OptionalInformer) watch(
 ) {
 	shared := metadatainformer.NewFilteredMetadataInformer(client, resource, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
 	informer := Informer[*metav1.PartialObjectMetadata]{shared}
-	err := shared.SetTransform(Trim(""))
+	var before error // of the list or watch
+	err := shared.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		reportWatchError(ctx, r, resource.GroupResource().String(), before, err)
+		before = err
+	})
+	if err == nil {
+		err = shared.SetTransform(Trim(""))
+	}
 	if err == nil {
 		_, err = informer.Handle(h)
 	}
