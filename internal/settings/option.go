@@ -6,8 +6,11 @@
 package settings
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,6 +26,31 @@ type Option struct {
 	Usage   string
 	// Alias is another name of the flag and its environment variable, or "".
 	Alias string
+}
+
+// maxThreads is the number of threads and workers that an option can set. Each takes memory, and is a call of the driver at a time.
+const maxThreads = 10_000
+
+// checkNumber returns an error if value is a number that o must not have. Values that are no numbers are errors of the decoder.
+func (o Option) checkNumber(value any) error {
+	switch o.Default.(type) {
+	case int, uint:
+	default:
+		return nil
+	}
+	limit := float64(math.MaxInt32)
+	if strings.HasSuffix(o.Name, "threads") || strings.HasSuffix(o.Name, "workers") {
+		limit = maxThreads
+	}
+	number, err := strconv.ParseFloat(fmt.Sprint(value), 64)
+	if errors.Is(err, strconv.ErrSyntax) || math.Abs(number) <= limit {
+		return nil
+	}
+	bound := "most"
+	if number < 0 {
+		bound, limit = "least", -limit
+	}
+	return fmt.Errorf("must be at %s %.0f, got %.0f", bound, limit, number)
 }
 
 // Section declares the options of one role. Its name is the key in the configuration file and the

@@ -140,10 +140,34 @@ func Read(fs *pflag.FlagSet, schema Schema) (Settings, error) {
 			r.s.NoOps = append(r.s.NoOps, f.Name)
 		}
 	})
-	if err := r.decode(); err != nil {
+	err = r.checkNumbers()
+	if err == nil {
+		err = r.decode()
+	}
+	if err != nil {
 		return Settings{}, fmt.Errorf("reading the configuration: %w", err)
 	}
 	return r.s, nil
+}
+
+// checkNumbers returns an error for each option whose number is too large. The decoder would convert a number of the configuration
+// file that its type cannot hold to another one.
+func (r reader) checkNumbers() error {
+	var errs []error
+	check := func(key string, o Option) {
+		if err := o.checkNumber(r.v.Get(key)); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+		}
+	}
+	for _, o := range r.s.schema.Common {
+		check(o.Name, o)
+	}
+	for _, section := range r.s.schema.Sections {
+		for _, o := range section.Options {
+			check(section.Name+"."+o.Name, o)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // flagsOf returns those of the named flags that the command has.
