@@ -11,12 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 const (
 	// annSelectedNodeAlpha is the selected node of a PVC, as old schedulers wrote it.
-	annSelectedNodeAlpha = "volume.alpha.kubernetes.io/selected-node"
+	annSelectedNodeAlpha = kube.AnnSelectedNodeAlpha
 
 	// annModifySecretName is the name of the Secret for ControllerModifyVolume, on a PV.
 	annModifySecretName = "volume.kubernetes.io/controller-modify-secret-name"

@@ -84,6 +84,14 @@ func TestTrim(t *testing.T) {
 		delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
 		return m
 	}
+	unlabeled := func(m metav1.ObjectMeta) metav1.ObjectMeta {
+		m.Labels = nil
+		return m
+	}
+	ofCluster := func(m metav1.ObjectMeta) metav1.ObjectMeta {
+		m.Namespace = ""
+		return m
+	}
 	stubbed := metav1.ObjectMeta{Name: "x", Namespace: "ns", UID: "u", ResourceVersion: "7"}
 	deleted := func(m metav1.ObjectMeta) metav1.ObjectMeta {
 		m.DeletionTimestamp = &metav1.Time{}
@@ -134,7 +142,7 @@ func TestTrim(t *testing.T) {
 			pv(stubbed, stubSpec, bound),
 		},
 		"volume of an in-tree plugin": {pv(with(nil), inTree, bound), pv(whole(nil), inTree, bound)},
-		"claim of the driver":         {claim(with(ours), fullSpec), claim(whole(ours), fullSpec)},
+		"claim of the driver":         {claim(with(ours), fullSpec), claim(unlabeled(whole(ours)), fullSpec)},
 		"claim of another driver":     {claim(with(others), fullSpec), claim(stubbed, claimSpec)},
 		"pending claim of another driver": {
 			claim(deleted(with(nil)), pendingSpec), claim(deleted(stubbed), pendingSpec),
@@ -154,10 +162,10 @@ func TestTrim(t *testing.T) {
 			csiNode(whole(nil), storagev1.CSINodeDriver{Name: driver, NodeID: "i"}),
 		},
 		"Node": {
-			&metav1.PartialObjectMetadata{ObjectMeta: with(nil)},
+			&metav1.PartialObjectMetadata{ObjectMeta: ofCluster(with(nil))},
 			&metav1.PartialObjectMetadata{
 				ObjectMeta: metav1.ObjectMeta{
-					Name: "x", Namespace: "ns", UID: "u", ResourceVersion: "7", Labels: meta.Labels, Finalizers: meta.Finalizers,
+					Name: "x", UID: "u", ResourceVersion: "7", Labels: meta.Labels, Finalizers: meta.Finalizers,
 				},
 			},
 		},

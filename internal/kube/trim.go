@@ -84,10 +84,14 @@ func trim(driver string, retained *RetainedFields) cache.TransformFunc {
 			o.Spec.Drivers = slices.DeleteFunc(o.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name != driver })
 			return o, nil
 		case *metav1.PartialObjectMetadata: // the topology of a Node is in its labels
-			return &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+			s := &metav1.PartialObjectMetadata{TypeMeta: o.TypeMeta, ObjectMeta: metav1.ObjectMeta{
 				Name: o.Name, Namespace: o.Namespace, UID: o.UID, ResourceVersion: o.ResourceVersion, Labels: o.Labels,
 				DeletionTimestamp: o.DeletionTimestamp, Finalizers: o.Finalizers,
-			}}, nil
+			}}
+			if o.Namespace != "" {
+				boundMeta(&s.ObjectMeta)
+			}
+			return s, nil
 		case metav1.ObjectMetaAccessor:
 			if m, ok := o.GetObjectMeta().(*metav1.ObjectMeta); ok {
 				trimMeta(m)
@@ -163,7 +167,8 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *Retai
 	// An update that assigns a claim to driver contains the whole object. Until then, a stub is enough.
 	if ClaimHandledBy(driver, pvc) {
 		trimMeta(&pvc.ObjectMeta)
-		return pvc
+		pvc.Annotations = retainedAnnotations(pvc, retained.ClaimAnnotations)
+		return boundClaim(pvc)
 	}
 	s := &corev1.PersistentVolumeClaim{ObjectMeta: stub(pvc.ObjectMeta)}
 	s.Spec.VolumeName = pvc.Spec.VolumeName
@@ -208,7 +213,7 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *Retai
 			s.Status.Capacity = s.Spec.Resources.Requests
 		}
 	}
-	return s
+	return boundClaim(s)
 }
 
 // expanded is the status.allocatedResources of the stub of a claim whose expansion has ended. Claims keep it after
@@ -239,7 +244,7 @@ func mayResize(pvc *corev1.PersistentVolumeClaim) bool {
 func only(annotations map[string]string, keys ...string) map[string]string {
 	var kept map[string]string
 	for _, k := range keys {
-		if v, ok := annotations[k]; ok {
+		if v, ok := annotations[k]; ok && len(v) <= maxValue {
 			if kept == nil {
 				kept = map[string]string{}
 			}
@@ -272,6 +277,7 @@ func trimPod(pod *corev1.Pod, annotations []string) *corev1.Pod {
 	s := &corev1.Pod{ObjectMeta: stub(pod.ObjectMeta)}
 	s.OwnerReferences, s.DeletionTimestamp = pod.OwnerReferences, pod.DeletionTimestamp
 	s.Annotations = only(pod.Annotations, annotations...)
+	boundMeta(&s.ObjectMeta)
 	s.Spec.NodeName, s.Status.Phase = pod.Spec.NodeName, pod.Status.Phase
 	for _, v := range pod.Spec.Volumes {
 		kept := corev1.Volume{Name: v.Name}
