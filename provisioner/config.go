@@ -66,8 +66,8 @@ type Config struct {
 	// SnapshotOrphanSweepInterval is the interval of the search for snapshots with a leftover
 	// finalizer; 0 or less disables it.
 	SnapshotOrphanSweepInterval time.Duration `mapstructure:"snapshot-orphan-sweep-interval"`
-	// SecretNamespaces are the namespaces in which secrets of classes may be; empty means all.
-	SecretNamespaces []string `mapstructure:"secret-namespaces"`
+	// SecretNamespaces are the namespaces in which secrets of classes may be; empty means all. The process sets it.
+	SecretNamespaces []string `mapstructure:"-"`
 
 	// NodeDeployment enables distributed provisioning: one instance per node.
 	NodeDeployment bool `mapstructure:"node-deployment"`
@@ -118,11 +118,6 @@ func (c Config) Validate() error {
 	}
 	if c.CloningProtectionThreads <= 0 {
 		errs = append(errs, fmt.Errorf("--cloning-protection-threads: must be positive, got %d", c.CloningProtectionThreads))
-	}
-	for _, namespace := range c.SecretNamespaces {
-		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
-			errs = append(errs, fmt.Errorf("--secret-namespaces: %q is not a namespace name: %s", namespace, strings.Join(problems, ", ")))
-		}
 	}
 	if c.NodeDeployment {
 		positive("node-deployment-base-delay", c.NodeDeploymentBaseDelay)

@@ -184,7 +184,6 @@ func TestConfigValidate(t *testing.T) {
 		},
 		"--provisioning-protection":    {func(c *Config) { c.ProvisioningProtection = "some" }},
 		"--cloning-protection-threads": {func(c *Config) { c.CloningProtectionThreads = 0 }},
-		"--secret-namespaces":          {func(c *Config) { c.SecretNamespaces = []string{"a", "b/c"} }},
 		"--node-deployment":            {func(c *Config) { c.NodeDeployment = true }},
 		"--node-deployment-base-delay": {func(c *Config) { c.NodeDeployment, c.NodeName, c.NodeDeploymentBaseDelay = true, "n", 0 }},
 		"--node-deployment-max-delay":  {func(c *Config) { c.NodeDeployment, c.NodeName, c.NodeDeploymentMaxDelay = true, "n", 0 }},

@@ -6,10 +6,7 @@ package snapshotter
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"time"
-
-	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Config holds the settings of the snapshotter.
@@ -35,8 +32,8 @@ type Config struct {
 	GroupSnapshotNameUUIDLength int    `mapstructure:"groupsnapshot-name-uuid-length"`
 	// ExtraCreateMetadata passes the names of VolumeSnapshot and VolumeSnapshotContent to the driver.
 	ExtraCreateMetadata bool `mapstructure:"extra-create-metadata"`
-	// SecretNamespaces are the namespaces in which secrets may be; empty means all.
-	SecretNamespaces []string `mapstructure:"secret-namespaces"`
+	// SecretNamespaces are the namespaces in which secrets may be; empty means all. The process sets it.
+	SecretNamespaces []string `mapstructure:"-"`
 	// NodeDeployment enables distributed snapshotting: one instance per node, for the contents with
 	// LabelManagedBy=NodeName.
 	NodeDeployment bool   `mapstructure:"node-deployment"`
@@ -90,11 +87,6 @@ func (c Config) Validate() error {
 		}
 		if length != -1 && (length < 1 || length > uuidCharacters) { // 0 gives all snapshots the same name
 			fail(prefix[0]+"-name-uuid-length", "must be -1, or between 1 and %d, got %d", uuidCharacters, length)
-		}
-	}
-	for _, namespace := range c.SecretNamespaces {
-		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
-			fail("secret-namespaces", "%q is not a namespace name: %s", namespace, strings.Join(problems, ", "))
 		}
 	}
 	if c.NodeDeployment && c.NodeName == "" {

@@ -324,7 +324,6 @@ func TestSnapshotterScenarioConfig(t *testing.T) {
 		"079_no_timeout":         {func(c *Config) { c.Timeout = 0 }, "--timeout"},
 		"079_negative_resync":    {func(c *Config) { c.ResyncPeriod = -1 }, "--resync-period"},
 		"079_no_retry":           {func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = 0, 0 }, "--retry-interval-max"},
-		"079_secret_namespace":   {func(c *Config) { c.SecretNamespaces = []string{"A_B"} }, "--secret-namespaces"},
 		"079_valid":              {func(c *Config) { c.NodeDeployment, c.NodeName, c.SnapshotNameUUIDLength = true, "n1", 32 }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

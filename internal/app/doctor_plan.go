@@ -45,7 +45,7 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 		p.Roles = append(p.Roles, c.planRole(r, driver.Name))
 	}
 	p.Grants, p.APIs = c.grants(chosen, driver, p.LeaseNamespace), c.apis(chosen, driver)
-	p.Capacity, p.SecretNamespaces = contains(chosen, capacityName), provisionerConfig(c.Settings).SecretNamespaces
+	p.Capacity, p.SecretNamespaces = contains(chosen, capacityName), c.Common.SecretNamespaces
 	p.Topology = driver.Plugin.VolumeAccessibilityConstraints && c.Common.FeatureGates.Enabled("Topology")
 	if driver.Name != "" && contains(chosen, nodecontrollerName) {
 		if _, _, err := nodecontrollerConfig(c.Settings).Resolve(driver.Name); err != nil {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/metrics"
@@ -49,6 +50,7 @@ func (c Config) Run(ctx context.Context) error {
 		log.Info("Feature gate has no effect", "featureGate", gate)
 	}
 	limitMemory(ctx)
+	ctx = kube.WithSecretNamespaces(ctx, c.Common.SecretNamespaces)
 	registry := metrics.NewRegistry(c.Version)
 	p := &process{Config: c, registry: registry, page: &status{cfg: c, started: time.Now()}, terminationLog: terminationLog}
 	// Services outlive the workers that use them.

@@ -72,8 +72,6 @@ func provisionerOptions(bool) []settings.Option {
 			Usage: "number of clone sources, and separately of snapshots, whose finalizer is removed at the same time"},
 		{Name: "snapshot-orphan-sweep-interval", Default: d.SnapshotOrphanSweepInterval,
 			Usage: "time between two searches for snapshots that are still protected without need; 0 or less means never"},
-		{Name: "secret-namespaces", Default: []string{},
-			Usage: "namespaces, separated by commas, of the Secrets that StorageClasses may reference; empty means all"},
 		{Name: "node-deployment", Default: d.NodeDeployment,
 			Usage: "distributed provisioning: run once per node, for its volumes; requires the environment variable NODE_NAME"},
 		{Name: "node-deployment-immediate-binding", Default: d.NodeDeploymentImmediateBinding,
@@ -88,6 +86,7 @@ func provisionerOptions(bool) []settings.Option {
 // provisionerConfig returns the configuration of the provisioner with feature gates and environment.
 func provisionerConfig(s settings.Settings) provisioner.Config {
 	cfg, on := settings.Of[provisioner.Config](s, provisionerName), s.Common.FeatureGates.Enabled
+	cfg.SecretNamespaces = s.Common.SecretNamespaces
 	cfg.Topology = on("Topology")
 	cfg.VolumeAttributesClass = on("VolumeAttributesClass")
 	cfg.CrossNamespaceVolumeDataSource = on("CrossNamespaceVolumeDataSource")

@@ -58,8 +58,6 @@ func snapshotterOptions(bool) []settings.Option {
 			Usage: "number of characters of the VolumeGroupSnapshot's UID in the name of the group; -1 means the whole UID with dashes"},
 		{Name: "extra-create-metadata", Default: d.ExtraCreateMetadata,
 			Usage: "pass the names of VolumeSnapshot and VolumeSnapshotContent to CreateSnapshot"},
-		{Name: "secret-namespaces", Default: []string{},
-			Usage: "namespaces, separated by commas, of the Secrets of snapshots; empty means all"},
 		{Name: "node-deployment", Default: d.NodeDeployment,
 			Usage: "distributed snapshotting: run once per node, for the VolumeSnapshotContents with its label; " +
 				"requires the environment variable NODE_NAME"},
@@ -69,6 +67,7 @@ func snapshotterOptions(bool) []settings.Option {
 // snapshotterConfig returns the configuration of the snapshotter with feature gates and environment.
 func snapshotterConfig(s settings.Settings) snapshotter.Config {
 	cfg := settings.Of[snapshotter.Config](s, snapshotterName)
+	cfg.SecretNamespaces = s.Common.SecretNamespaces
 	cfg.Groups = s.Common.FeatureGates.Enabled("CSIVolumeGroupSnapshot")
 	cfg.RecheckInterval = snapshotter.DefaultConfig().RecheckInterval
 	cfg.NodeName = os.Getenv("NODE_NAME")

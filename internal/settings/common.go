@@ -21,16 +21,17 @@ import (
 
 // Common holds the settings of the process as a whole.
 type Common struct {
-	CSIAddress           string  `mapstructure:"csi-address"`
-	CSISocket            string  `mapstructure:"csi-socket"` // alias of CSIAddress
-	ExitOnConnectionLoss bool    `mapstructure:"exit-on-connection-loss"`
-	MaxGRPCLogLength     int     `mapstructure:"max-grpc-log-length"` // in bytes; 0 or less: no limit
-	Kubeconfig           string  `mapstructure:"kubeconfig"`          // empty: the ServiceAccount of the pod
-	Master               string  `mapstructure:"master"`              // URL of the API server; empty: from Kubeconfig
-	KubeAPIQPS           float64 `mapstructure:"kube-api-qps"`        // requests per second of each role; 0 or less: no limit
-	KubeAPIBurst         int     `mapstructure:"kube-api-burst"`      // requests that may exceed KubeAPIQPS at once; 0: 10
-	LeaderElection       bool    `mapstructure:"leader-election"`
-	LeaseNamespace       string  `mapstructure:"leader-election-namespace"` // empty: see [election.Namespace]
+	CSIAddress           string   `mapstructure:"csi-address"`
+	CSISocket            string   `mapstructure:"csi-socket"` // alias of CSIAddress
+	ExitOnConnectionLoss bool     `mapstructure:"exit-on-connection-loss"`
+	MaxGRPCLogLength     int      `mapstructure:"max-grpc-log-length"` // in bytes; 0 or less: no limit
+	Kubeconfig           string   `mapstructure:"kubeconfig"`          // empty: the ServiceAccount of the pod
+	Master               string   `mapstructure:"master"`              // URL of the API server; empty: from Kubeconfig
+	KubeAPIQPS           float64  `mapstructure:"kube-api-qps"`        // requests per second of each role; 0 or less: no limit
+	KubeAPIBurst         int      `mapstructure:"kube-api-burst"`      // requests that may exceed KubeAPIQPS at once; 0: 10
+	SecretNamespaces     []string `mapstructure:"secret-namespaces"`   // of the Secrets that roles may read; empty: all
+	LeaderElection       bool     `mapstructure:"leader-election"`
+	LeaseNamespace       string   `mapstructure:"leader-election-namespace"` // empty: see [election.Namespace]
 	// LeaseDuration is the time after which a standby acquires a Lease that is not renewed.
 	LeaseDuration time.Duration `mapstructure:"leader-election-lease-duration"`
 	// RenewDeadline is the time for which a leader works while it cannot renew its Lease.
@@ -94,6 +95,8 @@ func CommonOptions(all bool) []Option {
 			Usage: "maximum requests per second of each role to the API server; 0 and negative values mean no limit"},
 		{Name: "kube-api-burst", Default: 10,
 			Usage: "number of requests to the API server that may exceed --kube-api-qps at once; 0 means 10"},
+		{Name: "secret-namespaces", Default: []string{},
+			Usage: "namespaces, separated by commas, of the Secrets that volumes and snapshots may reference; empty means all"},
 	}, leaseOptions(all), endpointOptions(), []Option{
 		{Name: "automaxprocs", Default: false,
 			Usage: "accepted for compatibility: the number of threads always follows the CPU limit of the container"},
@@ -177,6 +180,11 @@ func (s Settings) Validate() error {
 	}
 	if c.KubeAPIQPS > 0 && c.KubeAPIBurst < 0 {
 		errs = append(errs, fmt.Errorf("--kube-api-burst: must not be negative, got %d", c.KubeAPIBurst))
+	}
+	for _, namespace := range c.SecretNamespaces {
+		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+			errs = append(errs, fmt.Errorf("--secret-namespaces: %q is not a namespace name: %s", namespace, strings.Join(problems, ", ")))
+		}
 	}
 	return errors.Join(append(errs, c.FeatureGates.validate(), c.validateAddresses(), c.validateLeases())...)
 }

@@ -13,6 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // ParameterPrefix begins the StorageClass parameters that are for the sidecars and not for the driver.
@@ -99,8 +101,8 @@ func (s Secrets) List() []Secret {
 // Permitted returns an error if a secret is in none of namespaces. Without namespaces it permits all.
 func (s Secrets) Permitted(namespaces []string) error {
 	for _, secret := range s.List() {
-		if len(namespaces) > 0 && !slices.Contains(namespaces, secret.Namespace) {
-			return fmt.Errorf("secret \"%s/%s\": its namespace is not in --secret-namespaces", secret.Namespace, secret.Name)
+		if err := kube.PermitSecret(namespaces, secret.Namespace, secret.Name); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -174,7 +174,6 @@ provisioner.prevent-volume-mode-conversion
 provisioner.provisioning-protection
 provisioner.retry-interval-max
 provisioner.retry-interval-start
-provisioner.secret-namespaces
 provisioner.snapshot-orphan-sweep-interval
 provisioner.strict-topology
 provisioner.timeout
@@ -222,7 +221,6 @@ snapshotter.node-deployment
 snapshotter.resync-period
 snapshotter.retry-interval-max
 snapshotter.retry-interval-start
-snapshotter.secret-namespaces
 snapshotter.snapshot-name-prefix
 snapshotter.snapshot-name-uuid-length
 snapshotter.timeout
