@@ -11,11 +11,14 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/lru"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -53,14 +56,15 @@ func startEvents(ctx context.Context, config *rest.Config, version, driver strin
 	// Events of work that completes during shutdown are sent, too.
 	broadcaster := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)),
 		record.WithCorrelatorOptions(record.CorrelatorOptions{SpamKeyFunc: spamKey}))
-	sink := drainingSink{&typedcorev1.EventSinkImpl{Interface: client.Events("")}, make(chan struct{})}
-	broadcaster.StartRecordingToSink(sink)
+	drained := make(chan struct{})
+	sink := limitedSink{&typedcorev1.EventSinkImpl{Interface: client.Events("")}, klog.FromContext(ctx), lru.New(maxNamespaces)}
+	broadcaster.StartRecordingToSink(drainingSink{sink, drained})
 	source := corev1.EventSource{Component: fmt.Sprintf("%s_%s_%s", driver, host, uuid.NewString())}
 	recorder := broadcaster.NewRecorder(scheme.Scheme, source)
 	stop := func(grace time.Duration) {
 		recorder.Event(&corev1.ObjectReference{Kind: "Event", Name: reasonLast}, corev1.EventTypeNormal, reasonLast, reasonLast)
 		select {
-		case <-sink.drained:
+		case <-drained:
 		case <-time.After(grace):
 		}
 		broadcaster.Shutdown()
@@ -87,4 +91,65 @@ func (s drainingSink) Create(event *corev1.Event) (*corev1.Event, error) {
 		return event, nil
 	}
 	return s.EventSink.Create(event)
+}
+
+// A namespace has a limit of warnings per second, after a burst: its users decide how many of its objects fail. Without the
+// limit, the queue of events, which the namespaces share, would drop the events of others.
+const (
+	warningsPerSecond = 10
+	warningBurst      = 200
+	// maxNamespaces bounds the namespaces whose warnings are counted. The one that had none for the longest time is forgotten.
+	maxNamespaces = 1000
+)
+
+// limitedSink drops the warnings of a namespace above its limit. It is used by one goroutine.
+type limitedSink struct {
+	record.EventSink
+	log        klog.Logger
+	namespaces *lru.Cache // from namespace to *namespaceLimit
+}
+
+// namespaceLimit is the limit of one namespace.
+type namespaceLimit struct {
+	*rate.Limiter
+	reported bool // the log has a line about it
+}
+
+// Create creates event. An event that is dropped has no error: it would be sent again.
+func (s limitedSink) Create(event *corev1.Event) (*corev1.Event, error) {
+	if s.drops(event) {
+		return event, nil
+	}
+	return s.EventSink.Create(event)
+}
+
+// Patch patches event.
+func (s limitedSink) Patch(event *corev1.Event, data []byte) (*corev1.Event, error) {
+	if s.drops(event) {
+		return event, nil
+	}
+	return s.EventSink.Patch(event, data)
+}
+
+// drops reports whether event exceeds the limit of its namespace.
+func (s limitedSink) drops(event *corev1.Event) bool {
+	namespace := event.InvolvedObject.Namespace
+	if namespace == "" || event.Type != corev1.EventTypeWarning {
+		return false
+	}
+	limit := &namespaceLimit{Limiter: rate.NewLimiter(warningsPerSecond, warningBurst)}
+	if known, ok := s.namespaces.Get(namespace); ok {
+		limit = known.(*namespaceLimit)
+	} else {
+		s.namespaces.Add(namespace, limit)
+	}
+	if limit.Allow() {
+		return false
+	}
+	if !limit.reported {
+		limit.reported = true
+		s.log.Info("Warning events of a namespace exceed their limit and are dropped; the log has each failure", "namespace", namespace,
+			"perSecond", warningsPerSecond, "burst", warningBurst)
+	}
+	return true
 }

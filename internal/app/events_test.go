@@ -9,10 +9,14 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/lru"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
@@ -96,4 +100,50 @@ func TestRepeatedEventsHideNoOthers(t *testing.T) {
 	if err != nil || len(list.Items) != 1 {
 		t.Errorf("%d events are there, want 1 (%v)", len(list.Items), err)
 	}
+}
+
+// countingSink counts the events that reach it.
+type countingSink map[string]int
+
+func (s countingSink) Create(event *corev1.Event) (*corev1.Event, error) { return s.count(event) }
+func (s countingSink) Update(event *corev1.Event) (*corev1.Event, error) { return s.count(event) }
+func (s countingSink) Patch(event *corev1.Event, _ []byte) (*corev1.Event, error) {
+	return s.count(event)
+}
+
+func (s countingSink) count(event *corev1.Event) (*corev1.Event, error) {
+	s[event.InvolvedObject.Namespace+" "+event.Type]++
+	return event, nil
+}
+
+// TestWarningsOfANamespaceAreLimited: a namespace whose claims fail cannot take the events of others.
+func TestWarningsOfANamespaceAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sent := countingSink{}
+		var sink record.EventSink = limitedSink{sent, klog.Background(), lru.New(maxNamespaces)}
+		send := func(namespace, kind string) {
+			event := &corev1.Event{Type: kind, InvolvedObject: corev1.ObjectReference{Namespace: namespace}}
+			_, err := sink.Create(event)
+			if _, patched := sink.Patch(event, nil); err != nil || patched != nil {
+				t.Fatal("a dropped event has an error, and would be sent again")
+			}
+		}
+		for range 10 * warningBurst {
+			send("many", corev1.EventTypeWarning)
+			send("many", corev1.EventTypeNormal)
+		}
+		send("other", corev1.EventTypeWarning)
+		send("", corev1.EventTypeWarning)
+		want := fmt.Sprint(countingSink{"many Warning": warningBurst, "many Normal": 20 * warningBurst, "other Warning": 2, " Warning": 2})
+		if got := fmt.Sprint(sent); got != want {
+			t.Errorf("sent %s, want %s", got, want)
+		}
+		time.Sleep(time.Second)
+		for range warningBurst {
+			send("many", corev1.EventTypeWarning)
+		}
+		if got := sent["many Warning"]; got != warningBurst+warningsPerSecond {
+			t.Errorf("after a second, %d warnings were sent", got)
+		}
+	})
 }
