@@ -64,7 +64,7 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 		}
 	}
 	if err == nil {
-		pv.Finalizers = append(pv.Finalizers, a.volumeFinalizers(o.plan)...)
+		pv.Finalizers = append(pv.Finalizers, a.c.volumeFinalizers(o.plan)...)
 	}
 	switch {
 	case errors.Is(err, errUnusable):
@@ -100,11 +100,11 @@ func (c *Controller) notProvisioned(o operation) {
 
 // volumeFinalizers returns the finalizers of other controllers for a new PersistentVolume. An
 // in-tree volume gets none: kube-controller-manager decides whether its in-tree plugin attaches it.
-func (a *applier) volumeFinalizers(p plan) []string {
-	if p.Migrated || a.c.deps.VolumeFinalizers == nil {
+func (c *Controller) volumeFinalizers(p plan) []string {
+	if p.Migrated || c.deps.VolumeFinalizers == nil {
 		return nil
 	}
-	return a.c.deps.VolumeFinalizers()
+	return c.deps.VolumeFinalizers()
 }
 
 // indeterminate reports a call after which a volume may exist, now or later.
