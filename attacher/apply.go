@@ -96,9 +96,6 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 		return t.recordError(ctx, va, err)
 	}
 	defer done()
-	if other := t.detachingOther(va, step); other != nil {
-		return t.recordError(ctx, va, mayStillBePublished(other, step.source))
-	}
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
 	if err := election.MayCallNow(ctx, election.Moment{}); err != nil {

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	storagev1 "k8s.io/api/storage/v1"
-
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
@@ -169,11 +167,6 @@ func (s attachmentState) waitsFor(src source) error {
 	if recorded := first.Annotations[annVolumeHandle]; recorded != "" && recorded != src.handle {
 		return nil // a PersistentVolume that was replaced
 	}
-	return mayStillBePublished(first, src)
-}
-
-// mayStillBePublished returns the error of an attach that waits for the detach of first.
-func mayStillBePublished(first *storagev1.VolumeAttachment, src source) error {
 	reason := ""
 	if failed := first.Status.DetachError; failed != nil {
 		reason = fmt.Sprintf(" (%.300s)", failed.Message)

@@ -83,15 +83,8 @@ func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
 	t.enqueueOthers(va)
 }
 
-// enqueueOthers enqueues the attachments that may wait for the detach of va, see [term.detachingOther] and [term.detachingFirst].
+// enqueueOthers enqueues the attachments that may wait for the detach of va, see [term.detachingFirst].
 func (t *term) enqueueOthers(va *storagev1.VolumeAttachment) {
-	handle, _ := Recorded(va)
-	for _, other := range t.c.attachments.ByIndex(kube.ByNode, va.Spec.NodeName) {
-		recorded, _ := Recorded(other)
-		if handle != "" && recorded == handle && other.DeletionTimestamp == nil && other.UID != va.UID {
-			t.attachmentAdded(other)
-		}
-	}
 	name := va.Spec.Source.PersistentVolumeName
 	if name == nil {
 		return

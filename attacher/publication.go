@@ -29,19 +29,16 @@ type publication struct {
 
 // publications holds the publications of a term.
 type publications struct {
-	sync.Map                               // each [publication], by the UID of its VolumeAttachment
-	calls    keylock.Locks[publicationKey] // running calls
+	sync.Map                       // each [publication], by the UID of its VolumeAttachment
+	calls    keylock.Locks[string] // running calls, by the name of the VolumeAttachment
 }
 
-// publicationKey identifies a volume on a node, for which the driver gets one call at a time (CSI spec, "Concurrency").
-type publicationKey struct{ handle, node string }
-
-// begin records the publication before a call that publishes or unpublishes the volume. It fails during a call for another
-// VolumeAttachment of the volume and node, such as an earlier one of the same name. Call done after the call.
+// begin records the publication before a call that publishes or unpublishes the volume. VolumeAttachments of one name have one
+// volume and node, for which the driver gets one call at a time (CSI spec, "Concurrency"). Call done after the call.
 func (p *publications) begin(va *storagev1.VolumeAttachment, step step) (done func(), err error) {
-	done, ok := p.calls.TryExclusive(publicationKey{step.source.handle, va.Spec.NodeName})
+	done, ok := p.calls.TryExclusive(va.Name)
 	if !ok {
-		return nil, fmt.Errorf("a call for volume %q and node %q is still running, for another VolumeAttachment",
+		return nil, fmt.Errorf("a call for volume %q and node %q is still running, for an earlier VolumeAttachment of this name",
 			step.source.handle, va.Spec.NodeName)
 	}
 	p.Store(va.UID, publication{va, step})
@@ -93,7 +90,7 @@ func (p publication) undoAt(ctx context.Context, t *term, s attachmentState) err
 	if err != nil || again {
 		return err
 	}
-	err = t.callUnpublish(ctx, p.attachment, s, p.step)
+	err = t.c.callUnpublish(ctx, s, p.step)
 	if status.Code(err) == codes.NotFound {
 		// Nothing can be published. Without this, a deletion by force would not end the calls of a detach that cannot succeed.
 		p.log(ctx, "VolumeAttachment was deleted by force and the driver knows no such volume or node. Unpublishing is not repeated", err)

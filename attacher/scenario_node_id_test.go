@@ -58,12 +58,12 @@ func (f *fixture) sent(want string) {
 	})
 }
 
-// otherNode returns a change that makes an attachment one of node n2, which has this ID.
-func (f *fixture) otherNode(id string) func(*storagev1.VolumeAttachment) {
+// otherNode returns a change that makes an attachment one of node n2, which has ID id-2.
+func (f *fixture) otherNode() func(*storagev1.VolumeAttachment) {
 	f.Helper()
 	_, err := f.Client.StorageV1().CSINodes().Create(f.Context(), &storagev1.CSINode{
 		ObjectMeta: metav1.ObjectMeta{Name: f.Unique("n2")},
-		Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.Driver, NodeID: id}}},
+		Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: f.Driver, NodeID: "id-2"}}},
 	}, metav1.CreateOptions{})
 	f.Must(err)
 	return func(va *storagev1.VolumeAttachment) { va.Spec.NodeName = f.Unique("n2") }
@@ -198,7 +198,7 @@ func TestAttacherScenarioSecondNode(t *testing.T) {
 		f.attached()
 		f.detach("va1")
 		f.until("cannot be detached", detachError("node is shut down"))
-		f.attach("va2", f.otherNode("id-2"))
+		f.attach("va2", f.otherNode())
 		va := f.untilOf("va2", "waits", attachError(fmt.Sprintf("VolumeAttachment %q", f.Unique("va1"))))
 		if len(va.Finalizers) > 0 || !strings.Contains(va.Status.AttachError.Message, "node is shut down") {
 			t.Errorf("got %+v", va)
@@ -218,7 +218,7 @@ func TestAttacherScenarioSecondNode(t *testing.T) {
 		f.until("is attached", isAttached)
 		f.detach("va1")
 		f.Wait(unpublish, 1)
-		f.attach("va2", f.otherNode("id-2"))
+		f.attach("va2", f.otherNode())
 		f.untilOf("va2", "waits", attachError("is being deleted"))
 		f.Plugin.Release()
 		f.untilOf("va2", "is attached", isAttached)
@@ -233,7 +233,7 @@ func TestAttacherScenarioSecondNode(t *testing.T) {
 		f.until("is attached", isAttached)
 		f.detach("va1")
 		f.until("cannot be detached", detachError("node is shut down"))
-		f.attach("va2", f.otherNode("id-2"))
+		f.attach("va2", f.otherNode())
 		f.untilOf("va2", "is attached", isAttached)
 	})
 	t.Run("047_deleted_by_force", func(t *testing.T) {
@@ -245,7 +245,7 @@ func TestAttacherScenarioSecondNode(t *testing.T) {
 		f.attached()
 		f.detach("va1")
 		f.until("cannot be detached", detachError("node is shut down"))
-		f.attach("va2", f.otherNode("id-2"))
+		f.attach("va2", f.otherNode())
 		f.untilOf("va2", "waits", attachError("is being deleted"))
 		f.patchAttachment("va1", `{"metadata":{"finalizers":null}}`)
 		f.untilOf("va2", "is attached", isAttached)

@@ -12,7 +12,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -38,11 +37,8 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step, read
 	if err != nil {
 		return t.recordError(ctx, va, err)
 	}
-	// The call ends before the finalizer is removed, because other VolumeAttachments continue after that.
-	err = func() error {
-		defer done()
-		return t.callUnpublish(ctx, va, s, step)
-	}()
+	defer done()
+	err = t.c.callUnpublish(ctx, s, step)
 	t.outOfSync.recordChange(va.UID)
 	switch now, unknown := t.c.driver.nodeID(s); {
 	case errors.Is(err, election.ErrLost): // without a call; the status belongs to the next leader
@@ -96,20 +92,18 @@ func (d driver) publishesAgain(s attachmentState, step step) (bool, error) {
 		}
 		return false, nil
 	}
-	return d.isFor(s, step), nil
+	src, err := d.detachSource(s)
+	nodeIDs, nodeErr := d.detachNodeIDs(s)
+	return err == nil && nodeErr == nil && src.handle == step.source.handle && slices.Contains(nodeIDs, step.nodeID), nil
 }
 
-// callUnpublish calls the driver for va, unless another VolumeAttachment needs the volume at the node.
-func (t *term) callUnpublish(ctx context.Context, va *storagev1.VolumeAttachment, s attachmentState, step step) error {
-	if needed, err := t.neededByOther(ctx, va, step); err != nil || needed {
-		return err
-	}
-	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
+func (c *Controller) callUnpublish(ctx context.Context, s attachmentState, step step) error {
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), c.cfg.Timeout)
 	defer cancel()
 	if err := election.MayCallNow(ctx, election.Moment{}); err != nil {
 		return err
 	}
-	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
+	_, err := c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
 		VolumeId: step.source.handle, NodeId: step.nodeID, Secrets: s.secrets,
 	})
 	return err
