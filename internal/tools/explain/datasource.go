@@ -70,29 +70,26 @@ func explainSnapshot(e *explanation, s *sourceFact) {
 		e.add(Failing, "source", "VolumeSnapshotContent of %v not found.", s.Source).next(next, s.Namespace, s.Name)
 		return
 	}
+	check := func(mode bool) error {
+		_, err := volumerules.SnapshotContent(e.driver, s.snapshot.value, s.content.value, e.claim.value, mode)
+		return err
+	}
 	_, err := volumerules.BoundContent(s.snapshot.value)
 	if err == nil && s.content.found {
-		_, err = volumerules.SnapshotContent(e.driver, s.snapshot.value, s.content.value, e.claim.value, false)
+		err = check(false)
 	}
 	if err != nil {
 		e.add(Failing, "source", "%v cannot be restored: %s", s.Source, sentence(err.Error())).next(next, s.Namespace, s.Name)
-	} else if mode := modeConversion(e, s); mode != nil {
+	} else if !s.content.found {
+		return
+	} else if err := check(true); err != nil {
 		e.add(Failing, "source", "%v is not restored unless the provisioner has --prevent-volume-mode-conversion=false: %s", s.Source,
-			sentence(mode.Error())).
+			sentence(err.Error())).
 			next("Recreate the claim with the volume mode of the snapshot, or annotate its VolumeSnapshotContent with %s.",
 				volumerules.AnnAllowModeChange)
-	} else if s.content.found {
+	} else {
 		e.add(Fine, "source", "%v is ready to be restored.", s.Source)
 	}
-}
-
-// modeConversion returns the error of a claim whose volume mode is not that of the snapshot.
-func modeConversion(e *explanation, s *sourceFact) error {
-	if !s.content.found {
-		return nil
-	}
-	_, err := volumerules.SnapshotContent(e.driver, s.snapshot.value, s.content.value, e.claim.value, true)
-	return err
 }
 
 func explainClone(e *explanation, s *sourceFact) {

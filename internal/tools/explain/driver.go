@@ -20,9 +20,12 @@ func explainDriver(e *explanation) {
 	if e.driver == "" {
 		return
 	}
-	registered := registeredNodes(e.csiNodes.value, e.driver)
+	registered := namesOf(slices.DeleteFunc(slices.Clone(e.csiNodes.value), func(n *storagev1.CSINode) bool {
+		return kube.DriverOnNode(n, e.driver) == nil
+	}))
+	slices.Sort(registered)
 	if e.csiDriver.missing {
-		if len(registered) > 0 || slices.ContainsFunc(e.leases, e.isHeld) {
+		if len(registered) > 0 || slices.ContainsFunc(e.leases, func(l leaseFact) bool { return slices.ContainsFunc(l.leases.value, e.holds) }) {
 			e.add(Fine, "driver", "CSIDriver %q not found; defaults apply (attachRequired=true, storageCapacity=false).", e.driver)
 		} else {
 			e.add(Unknown, "driver", "CSIDriver %q not found: the driver is not installed, or does not create one.", e.driver).
@@ -39,17 +42,6 @@ func explainDriver(e *explanation) {
 			count(len(e.csiNodes.value), "node"), kube.ShortList(registered, 5))
 	}
 	explainLeases(e)
-}
-
-func registeredNodes(nodes []*storagev1.CSINode, driver string) []string {
-	var names []string
-	for _, n := range nodes {
-		if kube.DriverOnNode(n, driver) != nil {
-			names = append(names, n.Name)
-		}
-	}
-	slices.Sort(names)
-	return names
 }
 
 // explainLeases reports the holders of the Leases of all roles that were read.
@@ -99,11 +91,6 @@ func explainHolder(e *explanation, fact leaseFact, lease *coordinationv1.Lease) 
 	if severity == Blocked {
 		finding.next("Check that the %s of driver %s runs: `kubectl -n %s get pods`.", fact.role, fact.driver, lease.Namespace)
 	}
-}
-
-// isHeld reports whether a replica holds a Lease for the driver.
-func (f *facts) isHeld(fact leaseFact) bool {
-	return fact.driver == f.driver && slices.ContainsFunc(fact.leases.value, f.holds)
 }
 
 // holds reports whether a process holds lease.

@@ -137,7 +137,14 @@ func (f *facts) attaches() bool {
 	return !f.csiDriver.found || ptr.Deref(f.csiDriver.value.Spec.AttachRequired, true)
 }
 
-func publishesCapacity(d *storagev1.CSIDriver) bool { return ptr.Deref(d.Spec.StorageCapacity, false) }
+// namesOf returns the names of objects.
+func namesOf[T metav1.Object](objects []T) []string {
+	var names []string
+	for _, o := range objects {
+		names = append(names, o.GetName())
+	}
+	return names
+}
 
 // driversOfNode returns the drivers that are registered on a node or have volumes only there, sorted.
 func (f *facts) driversOfNode(name string) []string {

@@ -148,7 +148,7 @@ func (g *gatherer) provisioning(ctx context.Context, claim *corev1.PersistentVol
 // scheduler selects the node.
 func (g *gatherer) capacities(ctx context.Context) {
 	f := g.facts
-	if !f.csiDriver.found || !publishesCapacity(f.csiDriver.value) || !kube.WaitsForFirstConsumer(f.class.value) {
+	if !f.csiDriver.found || !ptr.Deref(f.csiDriver.value.Spec.StorageCapacity, false) || !kube.WaitsForFirstConsumer(f.class.value) {
 		return
 	}
 	f.capacities = list[*storagev1.CSIStorageCapacity](ctx, f, "capacity", "CSIStorageCapacities",

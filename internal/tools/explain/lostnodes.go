@@ -91,17 +91,15 @@ func explainLostNode(e *explanation, n lostNode) {
 
 // explainMode reports a lost node and what the recorded mode of the nodecontroller permits. when begins with a space.
 func explainMode(e *explanation, n lostNode, sentence, when string) {
+	deletes := map[nodecleanup.Mode]string{nodecleanup.ModeClaims: "claims", nodecleanup.ModeVolumes: "claims and volumes"}[n.mode]
 	switch n.mode {
 	case nodecleanup.ModeOff, nodecleanup.ModeReport, nodecleanup.ModeDryRun:
 		e.add(Blocked, "cleanup", "%s The nodecontroller ran last with --node-cleanup=%s: nothing is deleted.", sentence, n.mode).
 			next("If the node does not return, run `storage-controller nodecontroller cleanup --driver-name=%s --node=%s`, which prints a "+
 				"plan.", n.driver, n.Name())
-	case nodecleanup.ModeClaims:
-		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes its claims%s, as far as --node-cleanup-scope and "+
-			"the opt-outs allow.", when)
-	case nodecleanup.ModeVolumes:
-		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes its claims and volumes%s, as far as "+
-			"--node-cleanup-scope and the opt-outs allow.", when)
+	case nodecleanup.ModeClaims, nodecleanup.ModeVolumes:
+		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes its %s%s, as far as --node-cleanup-scope and "+
+			"the opt-outs allow.", deletes, when)
 	default:
 		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller cleans up%s, if its mode and the opt-in allow that.", when)
 	}

@@ -66,11 +66,7 @@ func explainPod(f *facts) Report {
 		e.add(Fine, "claim", "The pod uses no PersistentVolumeClaim.")
 	}
 	explainPodClaims(e)
-	state := fmt.Sprintf("The pod is %s", cmp.Or(string(pod.Status.Phase), "new"))
-	if pod.Spec.NodeName != "" {
-		state += fmt.Sprintf(" on node %q", pod.Spec.NodeName)
-	}
-	return e.report(KindPod, pod, state, rest)
+	return e.report(KindPod, pod, "The pod is "+cmp.Or(string(pod.Status.Phase), "new")+onNode(pod), rest)
 }
 
 // explainStart reports what a pod without a running container waits for, as far as scheduler and kubelet report it.

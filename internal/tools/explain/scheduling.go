@@ -88,14 +88,10 @@ func explainUnscheduled(e *explanation, p *corev1.Pod) bool {
 }
 
 func podNames(pods []*corev1.Pod) string {
-	var names []string
-	for _, p := range pods {
-		names = append(names, p.Name)
+	if len(pods) == 1 {
+		return "pod " + pods[0].Name
 	}
-	if len(names) == 1 {
-		return "pod " + names[0]
-	}
-	return "pods " + kube.ShortList(names, 5)
+	return "pods " + kube.ShortList(namesOf(pods), 5)
 }
 
 // explainRegistration reports whether driver is registered on the node, and whether the node has its topology labels.

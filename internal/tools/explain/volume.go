@@ -139,20 +139,15 @@ func explainAffinity(e *explanation) {
 	if affinity == nil || !e.nodes.found {
 		return
 	}
-	var names, ready []string
-	for _, n := range e.nodesMatching(affinity) {
-		names = append(names, n.Name)
-		if isReady(n) {
-			ready = append(ready, n.Name)
-		}
-	}
+	nodes := e.nodesMatching(affinity)
+	names := namesOf(nodes)
 	switch {
 	case len(names) == 0:
 		e.add(Blocked, "node", "No node matches the node affinity of the volume: %s. Its node was deleted, or lacks the label.",
 			selectorText(affinity)).
 			next("Bring the node back, or label it; or delete the claim if its data is lost. See docs/nodecontroller.md for the " +
 				"automatic cleanup.")
-	case len(ready) == 0:
+	case !slices.ContainsFunc(nodes, isReady):
 		e.add(Failing, "node", "No node from which the volume is accessible is Ready: %s.", kube.ShortList(names, 5)).
 			next("Bring node %q back. Run `storage-controller explain node %[1]s`.", names[0])
 	default:
