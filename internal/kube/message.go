@@ -6,24 +6,15 @@ package kube
 import (
 	"fmt"
 	"strings"
-	"unicode/utf8"
 )
 
 // maxMessage is the limit of the API server for the messages of events, conditions and attach errors, in bytes.
 const maxMessage = 1024
 
 // Message returns text as the API server accepts it in events, conditions and statuses.
-func Message(text string) string { return truncate(strings.ToValidUTF8(text, "?"), maxMessage) }
-
-// truncate cuts s to limit bytes at a character boundary.
-func truncate(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	for limit > 0 && !utf8.RuneStart(s[limit]) {
-		limit--
-	}
-	return s[:limit]
+func Message(text string) string {
+	text = strings.ToValidUTF8(text, "?")
+	return strings.ToValidUTF8(text[:min(len(text), maxMessage)], "") // without the part of a character at the end
 }
 
 // ShortList returns at most so many of names, and the number of the others.
