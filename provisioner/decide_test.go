@@ -145,7 +145,7 @@ func TestDecide(t *testing.T) {
 	attributes := func(name string) *corev1.PersistentVolumeClaim {
 		return testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = &name })
 	}
-	alpha := func(c *corev1.PersistentVolumeClaim) { c.Annotations[annSelectedNodeAlpha] = "node-9" }
+	alpha := func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNodeAlpha] = "node-9" }
 	errGone := errors.New("not found")
 	errTimeout := apierrors.NewTimeoutError("slow", 1)
 	errUnreachable := &url.Error{Op: "Get", Err: errors.New("connection refused")}
@@ -247,7 +247,7 @@ func TestDecide(t *testing.T) {
 			reason: "CannotRequest", err: errNodeNotFound,
 		},
 		"no topology for long, with the alpha annotation": {driver: func(d *driver) { d.topology = true },
-			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[annSelectedNodeAlpha] = "node-0" }),
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNodeAlpha] = "node-0" }),
 			class: testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in("zone", "b")) }),
 			op:    operation{topologyFailures: 4},
 			want:  doFail, reason: "CannotRequest", err: errTopology},

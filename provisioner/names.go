@@ -11,14 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/election"
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 const (
-	// annSelectedNodeAlpha is the selected node of a PVC, as old schedulers wrote it.
-	annSelectedNodeAlpha = kube.AnnSelectedNodeAlpha
-
 	// annModifySecretName is the name of the Secret for ControllerModifyVolume, on a PV.
 	annModifySecretName = "volume.kubernetes.io/controller-modify-secret-name"
 	// annModifySecretNamespace is the namespace of this Secret.

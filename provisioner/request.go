@@ -257,5 +257,5 @@ func selectedNode(claim *corev1.PersistentVolumeClaim) string {
 	if node, ok := claim.Annotations[storagehelpers.AnnSelectedNode]; ok {
 		return node
 	}
-	return claim.Annotations[annSelectedNodeAlpha]
+	return claim.Annotations[kube.AnnSelectedNodeAlpha]
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
@@ -148,7 +147,7 @@ func provisionerScenarioHandles(t *testing.T) {
 		"retained":  {corev1.VolumeReleased, corev1.PersistentVolumeReclaimRetain},
 	} {
 		t.Run("volume_that_another_PersistentVolume_names_is_not_deleted_"+name, func(t *testing.T) {
-			f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+			f := scenario(t, csitest.Config{}, patient)
 			pv := f.volume(f.Namespace+"-a", corev1.VolumeBound, nil)
 			other := f.second(pv, tt.phase, tt.policy)
 			kubetest.Eventually(t, "the other volume is in the cache", func(context.Context) error {

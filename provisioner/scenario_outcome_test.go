@@ -18,7 +18,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -255,7 +254,7 @@ func exitUnresolved(t *testing.T, claimDeleted bool, first csitest.Step, want ..
 // lastSave has a PersistentVolume that exists when it is created for the last time, while the
 // client with a rate limit does not answer any more.
 func lastSave(t *testing.T) {
-	f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+	f := scenario(t, csitest.Config{}, patient)
 	f.change = func(d *Deps) { d.UnthrottledClient = f.Client }
 	var posts atomic.Int32
 	f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {

@@ -307,7 +307,7 @@ func provisionerScenarioErrors(t *testing.T) {
 			})
 		}
 		t.Run("088", func(t *testing.T) {
-			f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+			f := scenario(t, csitest.Config{}, patient)
 			f.Plugin.Next(create, csitest.Fail(codes.Internal, "broken"))
 			f.makeClass(nil)
 			claim := f.claim(nil)
@@ -989,9 +989,7 @@ func provisionerScenarioVolumes(t *testing.T) {
 	t.Run("105_migrated", func(t *testing.T) {
 		const inTree = "kubernetes.io/aws-ebs"
 		const attacher = "external-attacher/ebs-csi-aws-com"
-		f := newFixture(
-			t, csitest.Config{Name: "ebs.csi.aws.com"}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour },
-		)
+		f := newFixture(t, csitest.Config{Name: "ebs.csi.aws.com"}, patient)
 		f.change = func(d *Deps) { d.VolumeFinalizers = func() []string { return []string{attacher} } }
 		f.start()
 		claim := f.claim(func(c *corev1.PersistentVolumeClaim) {

@@ -298,7 +298,7 @@ func provisionerScenarioLife(t *testing.T) {
 		f.Calls(create, 1)
 	})
 	t.Run("018_class_comes_later", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f := scenario(t, csitest.Config{}, patient)
 		claim := f.claim(nil)
 		kubetest.Eventually(t, "a failure is counted", func(context.Context) error {
 			if n := testutil.ToFloat64(f.c.metrics.provisionFailed.WithLabelValues("", "")); n != 1 {
@@ -446,8 +446,7 @@ func provisionerScenarioLife(t *testing.T) {
 		f.Calls(create, 1)
 	})
 	t.Run("079_080_082_node_comes_and_goes", func(t *testing.T) {
-		f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}},
-			func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}}, patient)
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.event("ProvisioningFailed", "no topology available")

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
@@ -235,7 +234,7 @@ func provisionerScenarioTopology(t *testing.T) {
 		})
 	})
 	t.Run("081_label_comes_later", func(t *testing.T) {
-		f := scenario(t, anywhere, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f := scenario(t, anywhere, patient)
 		f.places("z1 A", "z1 B")
 		f.setLabel(1, "rack", "null")
 		f.makeClass(late)
