@@ -156,6 +156,19 @@ func boundTo(claim *corev1.PersistentVolumeClaim) func(*corev1.PersistentVolume)
 	}
 }
 
+// boundVolume makes the claim "data" and a PersistentVolume that is bound to it, and returns the name of the PersistentVolume.
+func (s *scene) boundVolume(change func(*corev1.PersistentVolume)) string {
+	s.t.Helper()
+	c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
+	s.phase(c, corev1.ClaimBound)
+	return s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) {
+		boundTo(c)(pv)
+		if change != nil {
+			change(pv)
+		}
+	})
+}
+
 // onHost has a volume live on the nodes whose label host has a value.
 func (s *scene) onHost(pv *corev1.PersistentVolume, host string) {
 	pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{

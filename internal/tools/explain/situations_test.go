@@ -202,9 +202,7 @@ var situations = map[string]struct {
 			for _, lease := range []string{"", "external-attacher-leader-"} {
 				s.lease(lease+strings.ReplaceAll(s.driver, ".", "-"), "new-pod", "storage-controller", time.Second)
 			}
-			c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
-			s.phase(c, corev1.ClaimBound)
-			s.volume(corev1.VolumeBound, boundTo(c))
+			s.boundVolume(nil)
 			return KindClaim, "data"
 		},
 		[]string{
@@ -282,9 +280,7 @@ var situations = map[string]struct {
 	},
 	"a bound claim, whose volume cannot be attached": {
 		func(s *scene) (string, string) {
-			c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
-			s.phase(c, corev1.ClaimBound)
-			pv := s.volume(corev1.VolumeBound, boundTo(c))
+			pv := s.boundVolume(nil)
 			s.attachment(pv, s.node(nil), storagev1.VolumeAttachmentStatus{AttachError: failed("too many volumes", 20*time.Minute)})
 			return KindClaim, "data"
 		},
@@ -345,9 +341,7 @@ var situations = map[string]struct {
 	},
 	"a bound claim whose only node was deleted": {
 		func(s *scene) (string, string) {
-			c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
-			s.phase(c, corev1.ClaimBound)
-			s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) { boundTo(c)(pv); s.onHost(pv, s.ns+"-gone") })
+			s.boundVolume(func(pv *corev1.PersistentVolume) { s.onHost(pv, s.ns+"-gone") })
 			s.pod("")
 			return KindClaim, "data"
 		},
@@ -360,9 +354,7 @@ var situations = map[string]struct {
 	},
 	"a pod whose volume lost its node": {
 		func(s *scene) (string, string) {
-			c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
-			s.phase(c, corev1.ClaimBound)
-			s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) { boundTo(c)(pv); s.onHost(pv, s.ns+"-gone") })
+			s.boundVolume(func(pv *corev1.PersistentVolume) { s.onHost(pv, s.ns+"-gone") })
 			s.pod("")
 			return KindPod, "app"
 		},
@@ -378,10 +370,8 @@ var situations = map[string]struct {
 	},
 	"a pod whose volume cannot be attached": {
 		func(s *scene) (string, string) {
-			c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
-			s.phase(c, corev1.ClaimBound)
 			n := s.node(nil)
-			pv := s.volume(corev1.VolumeBound, boundTo(c))
+			pv := s.boundVolume(nil)
 			s.attachment(pv, n, storagev1.VolumeAttachmentStatus{AttachError: failed("too many volumes", 20*time.Minute)})
 			s.pod(n)
 			return KindPod, "app"
@@ -410,9 +400,7 @@ var situations = map[string]struct {
 	},
 	"a pod whose volume is not attached": {
 		func(s *scene) (string, string) {
-			c := s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = s.ns + "-pv" })
-			s.phase(c, corev1.ClaimBound)
-			s.volume(corev1.VolumeBound, boundTo(c))
+			s.boundVolume(nil)
 			s.pod(s.node(nil))
 			return KindPod, "app"
 		},
