@@ -879,6 +879,9 @@ func provisionerScenarioSource(t *testing.T) {
 			if got := lines(removeFinalizer, tt.log); (len(got) > 0) != (tt.log != "") {
 				t.Errorf("logged %q, want %q", lines(removeFinalizer), tt.log)
 			}
+			if failing := f.failing("snapshot-protection"); (len(failing) > 0) != (tt.log != "") {
+				t.Errorf("/statusz shows %+v", failing)
+			}
 		})
 	}
 

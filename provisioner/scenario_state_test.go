@@ -1165,6 +1165,25 @@ func provisionerScenarioDeletion(t *testing.T) {
 			}
 		}
 	})
+	t.Run("111_attached_after_a_failure", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.makeClass(nil)
+		pv := f.volume(f.Namespace+"-used", corev1.VolumeAvailable, nil)
+		gate := make(chan struct{})
+		f.Plugin.Next(remove, heldUntil(gate, csitest.Fail(codes.FailedPrecondition, "in use")))
+		f.phase(pv, corev1.VolumeReleased)
+		f.Wait(remove, 1)
+		f.attach(pv, "attached")
+		close(gate)
+		kubetest.Eventually(t, "/statusz shows the failure during the attachment", func(context.Context) error {
+			failing := f.failing("volumes")
+			if len(failing) != 1 || !strings.Contains(failing[0].Error, "in use") || time.Until(failing[0].Next) < blockedWarning/2 {
+				return fmt.Errorf("it shows %+v", failing)
+			}
+			return nil
+		})
+		f.Calls(remove, 1)
+	})
 	t.Run("111_attached_with_a_driver_that_does_not_attach", func(t *testing.T) {
 		f := scenario(
 			t,
@@ -1367,11 +1386,27 @@ func provisionerScenarioDeletion(t *testing.T) {
 	})
 }
 
-// attachedVolume makes a volume and an attachment of its name in some state, and
-// waits until the provisioner has seen it.
+// attachedVolume makes a volume and an attachment of its name in some state.
 func (f *fixture) attachedVolume(state string) *corev1.PersistentVolume {
 	f.Helper()
 	pv := f.volume(f.Namespace+"-"+state, corev1.VolumeAvailable, nil)
+	f.attach(pv, state)
+	return pv
+}
+
+// failing returns what /statusz shows of a loop.
+func (f *fixture) failing(loop string) []workloop.Failing {
+	for _, s := range f.c.deps.Queues.Status() {
+		if s.Name == loop {
+			return s.Failing
+		}
+	}
+	return nil
+}
+
+// attach creates a VolumeAttachment of pv that is attached, attaching or detaching, and waits until the provisioner has seen it.
+func (f *fixture) attach(pv *corev1.PersistentVolume, state string) {
+	f.Helper()
 	attachments := f.Client.StorageV1().VolumeAttachments()
 	va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: pv.Name}, Spec: storagev1.VolumeAttachmentSpec{
 		Attacher: f.Driver, NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv.Name}}}
@@ -1396,7 +1431,6 @@ func (f *fixture) attachedVolume(state string) *corev1.PersistentVolume {
 			return nil
 		})
 	}
-	return pv
 }
 
 func (f *fixture) secret(name, value string) {

@@ -134,14 +134,14 @@ func (p *sourceProtector) sync(ctx context.Context, key volumerules.Source) (tim
 	}
 	release, free := p.locks.TryExclusive(key)
 	if !free { // a claim that fails to protect the source does not enqueue it
-		return time.Now().Add(p.c.cfg.RetryIntervalStart), nil
+		return time.Now().Add(p.c.cfg.RetryIntervalStart), workloop.Waiting{}
 	}
 	defer release()
 	switch {
 	case p.inUse(key):
 		return time.Time{}, nil // the end of the use enqueues the source
 	case !complete: // until the next event or bookmark of PVCs, about a minute
-		return time.Now().Add(p.c.cfg.RetryIntervalStart), nil
+		return time.Now().Add(p.c.cfg.RetryIntervalStart), workloop.Waiting{}
 	}
 	if key.Kind == kube.KindClaim {
 		err = p.releaseClaim(ctx, key)
@@ -154,7 +154,7 @@ func (p *sourceProtector) sync(ctx context.Context, key volumerules.Source) (tim
 	case apierrors.IsForbidden(err):
 		const message = "Removing the source finalizer is forbidden. Grant get and patch on persistentvolumeclaims and volumesnapshots"
 		klog.FromContext(ctx).Info(message, "source", key.String(), "err", err)
-		return time.Now().Add(p.c.cfg.RetryIntervalMax), nil
+		return time.Now().Add(p.c.cfg.RetryIntervalMax), workloop.Waiting{Cause: err}
 	case err != nil:
 		return time.Time{}, fmt.Errorf("removing source finalizer from %s: %w", key, err)
 	}

@@ -119,7 +119,7 @@ func (l *volumeLoop) sync(ctx context.Context, name string) (time.Time, error) {
 		case volumeNothing:
 			return time.Time{}, nil
 		case volumeWait:
-			return l.waitDetached(s, step.err), nil
+			return l.waitDetached(s, step.err), workloop.Waiting{}
 		}
 		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, "Delete", s.pv.UID), step.action.String())
 		err := l.apply(traced, s, step)

@@ -91,7 +91,7 @@ const maxSteps = 20
 // sync runs the steps that [driver.decide] returns until nothing is left to do.
 func (l *loop[T, C]) sync(ctx context.Context, key contentKey) (time.Time, error) {
 	var r reads
-	for range maxSteps {
+	for i := range maxSteps {
 		obj, s := l.gather(key, r)
 		if s.content == nil {
 			switch r := l.replays.get(key.UID); {
@@ -105,7 +105,10 @@ func (l *loop[T, C]) sync(ctx context.Context, key contentKey) (time.Time, error
 		log := klog.FromContext(ctx).WithValues(logKey(s.content), key.Name)
 		step := l.c.driver.decide(s)
 		log.V(2).Info("Decided", "action", step.action, "reason", step.reason)
-		if step.action == doNothing {
+		switch {
+		case step.action == doNothing && i == 0 && !step.next.IsZero(): // the last check may have failed
+			return step.next, workloop.Waiting{}
+		case step.action == doNothing:
 			return step.next, nil
 		}
 		operation := "CreateSnapshot"

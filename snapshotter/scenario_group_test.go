@@ -411,6 +411,14 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 				return o.Status != nil && o.Status.VolumeGroupSnapshotHandle != nil && o.Status.Error != nil && !*o.Status.ReadyToUse &&
 					containsAll(*o.Status.Error.Message, problem)
 			})
+			kubetest.Eventually(t, "/statusz shows the problem between two checks", func(context.Context) error {
+				all := f.c.deps.Queues.Status()
+				if len(all) != 2 || len(all[1].Failing) != 1 || !strings.Contains(all[1].Failing[0].Error, problem) ||
+					all[1].Failing[0].Attempts < 2 {
+					return fmt.Errorf("it shows %+v", all)
+				}
+				return nil
+			})
 			if i == 0 {
 				f.Plugin.Always(createGroup, nil)
 				if o := f.untilGroup("is complete", isGroupComplete); len(o.Status.VolumeSnapshotInfoList) != 2 {

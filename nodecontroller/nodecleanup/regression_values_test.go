@@ -5,6 +5,7 @@ package nodecleanup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -15,6 +16,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // reregister has the kubelet of a node register the driver with another topology key, and labels the Node for it.
@@ -175,6 +178,22 @@ func TestMisspelledOptOut(t *testing.T) {
 		i.dropNode(node, p.annotation, now)
 		if last, _ := i.lastSeen("x"); h.record.OptedOut != (value != enabled) || last.optedOut != (value != enabled) {
 			t.Errorf("the record of a Node with the value %q is %+v, its last state %+v", value, h.record, last)
+		}
+	}
+}
+
+// TestFailureBeforeTheTimeoutIsShown: a failure that waits for the timeout of our finalizer stays on /statusz.
+func TestFailureBeforeTheTimeoutIsShown(t *testing.T) {
+	r := newActors().begin(0)
+	p := r.replicas[0]
+	p.restart(r.w, r.settings)
+	r.lead(p)
+	denied := errors.New("denied")
+	h := host{value: "n", state: deleting, nodes: []*corev1.Node{deletingNode("n", "u", time.Now(), r.settings.NodeFinalizer)}}
+	for retry, want := range map[time.Duration]error{0: denied, r.settings.NodeFinalizerTimeout: workloop.Waiting{Cause: denied}} {
+		p.c.cfg.RetryIntervalMax = retry
+		if next, err := r.term.bounded(t.Context(), h, time.Time{}, denied); err != want || next.IsZero() != (err == denied) {
+			t.Errorf("with retries every %v: next %v, error %v", retry, next, err)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // maxRounds bounds the steps of one sync.
@@ -104,8 +105,9 @@ func (t *term) bounded(ctx context.Context, h host, next time.Time, err error) (
 		return time.Time{}, err
 	case err != nil:
 		klog.FromContext(ctx).Error(err, "Cleanup of a node that is being deleted failed", "node", h.name())
+		err = workloop.Waiting{Cause: err}
 	}
-	return earliest(earliest(next, now.Add(othersInterval)), end), nil
+	return earliest(earliest(next, now.Add(othersInterval)), end), err
 }
 
 // gatherHost reads a host from the caches, with its volumes unless its Node stays.
