@@ -10,6 +10,7 @@ import (
 	"unicode"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
@@ -27,7 +28,8 @@ const (
 
 var listMethods = map[string]bool{"/csi.v1.Controller/ListVolumes": true, "/csi.v1.Controller/ListSnapshots": true}
 
-// limited is the innermost interceptor. It bounds the responses of the driver, and replaces its error by one with a bounded text.
+// limited is the innermost interceptor. It bounds the responses of the driver, and replaces its error by one with a bounded text and
+// a code of gRPC.
 func limited(
 	ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 ) error {
@@ -37,7 +39,11 @@ func limited(
 	}
 	err := invoke(ctx, method, request, response, conn, append(opts, grpc.MaxCallRecvMsgSize(size))...)
 	if s, ok := status.FromError(err); ok && err != nil {
-		return status.Error(s.Code(), Printable(s.Message()))
+		code := s.Code()
+		if code > codes.Unauthenticated { // no code of gRPC: it would become the value of a label
+			code = codes.Unknown
+		}
+		return status.Error(code, Printable(s.Message()))
 	}
 	return err
 }

@@ -39,6 +39,20 @@ func TestErrorTextsAreBounded(t *testing.T) {
 	}
 }
 
+// TestCodesAreThoseOfGRPC: the code of a driver is the value of a label.
+func TestCodesAreThoseOfGRPC(t *testing.T) {
+	p := csitest.Run(t, csitest.Config{})
+	c, _ := newClient(t, p, nil)
+	connect(t, c)
+	for code, want := range map[codes.Code]codes.Code{16: codes.Unauthenticated, 17: codes.Unknown, 1 << 20: codes.Unknown} {
+		p.Next("CreateVolume", csitest.Fail(code, "full"))
+		_, err := c.Controller().CreateVolume(within(t), createVolume("v", ""))
+		if s := status.Convert(err); s.Code() != want || s.Message() != "full" {
+			t.Errorf("code %d: got %v", code, err)
+		}
+	}
+}
+
 // TestErrorsDoNotKeepTheResponse keeps errors whose texts had 200 MiB together.
 func TestErrorsDoNotKeepTheResponse(t *testing.T) {
 	p := csitest.Run(t, csitest.Config{DiscardCalls: true})
