@@ -48,7 +48,7 @@ func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, e
 	case !hasName && !hasNamespace:
 		return nil, nil
 	case name == "" || namespace == "":
-		return nil, fmt.Errorf("class parameters %s and %s: set both or none", keyName, keyNamespace)
+		return nil, fmt.Errorf("class parameters %q and %q: set both or none", keyName, keyNamespace)
 	}
 	object, content := "volumesnapshot", "volumesnapshotcontent"
 	if c.group {
@@ -83,11 +83,11 @@ func expand(parameter, template string, tokens map[string]string, validate func(
 		return value
 	})
 	if len(unknown) > 0 {
-		return "", fmt.Errorf("class parameter %s: template %q has unknown tokens %q", parameter, template,
+		return "", fmt.Errorf("class parameter %q: template %q has unknown tokens %q", parameter, template,
 			slices.Sorted(maps.Keys(unknown)))
 	}
 	if problems := validate(result); len(problems) > 0 {
-		return "", fmt.Errorf("class parameter %s: template %q resolves to the invalid name %q: %v", parameter, template, result, problems)
+		return "", fmt.Errorf("class parameter %q: template %q resolves to the invalid name %q: %v", parameter, template, result, problems)
 	}
 	return result, nil
 }

@@ -65,7 +65,7 @@ func (e *examination) checkSnapshotClasses(ctx context.Context) {
 			case driver != e.driver.Name || secret.Name == "" && secret.Namespace == "":
 			case secret.Name == "" || secret.Namespace == "":
 				e.add(s.kind+" "+c.GetName(), Failure, "correct the parameters; no snapshot of this class can be created",
-					"class parameters %sname and %snamespace: set both or none", prefix, prefix)
+					"class parameters %q and %q: set both or none", prefix+"name", prefix+"namespace")
 			default:
 				e.checkSecretAccess(ctx, reviews, secret, "snapshotter")
 				e.checkSecretExists(ctx, s.kind+" "+c.GetName(), secret)
