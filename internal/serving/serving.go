@@ -15,10 +15,15 @@ import (
 // maxConnections bounds the connections of a server.
 const maxConnections = 128
 
-// New returns a server for handler that limits connections, headers and idle time.
+// maxStreams bounds the requests of an HTTP/2 connection that are served at a time. A client such as the API server opens another
+// connection for more.
+const maxStreams = 32
+
+// New returns a server for handler that limits connections, requests, headers and idle time.
 func New(handler http.Handler) *http.Server {
 	return &http.Server{
 		Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 30 * time.Second, MaxHeaderBytes: 8 << 10,
+		HTTP2:     &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 		ConnState: (&connections{open: map[net.Conn]connection{}}).changed,
 	}
 }

@@ -165,3 +165,29 @@ func TestLongHeader(t *testing.T) {
 		}
 	}
 }
+
+// TestRequestsOfAConnection: more requests at a time than one connection may have are sent on two.
+func TestRequestsOfAConnection(t *testing.T) {
+	release, arrived := make(chan struct{}), make(chan string)
+	server := httptest.NewUnstartedServer(nil)
+	server.Config = New(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		arrived <- r.RemoteAddr
+		<-release
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	defer close(release)
+	connections := map[string]int{}
+	for range maxStreams + 1 {
+		go func() {
+			if response, err := server.Client().Get(server.URL); err == nil {
+				response.Body.Close()
+			}
+		}()
+		connections[<-arrived]++
+	}
+	if len(connections) != 2 {
+		t.Errorf("requests by connection: %v", connections)
+	}
+}
