@@ -148,7 +148,8 @@ func (h *handlers[T, C]) forget(ctx context.Context, key contentKey) {
 	}
 	klog.FromContext(ctx).Info("Content was deleted before its snapshot. Delete the snapshot at the storage system if it is not needed",
 		"content", key.Name, "snapshotHandle", handle, "snapshotName", m.request.Name)
-	h.c.deps.Events.Event(h.kind.reference(key), warning, h.kind.deleted, kube.Message(fmt.Sprintf("This content was deleted or given to "+
+	reason := h.kind.deleted
+	h.c.deps.Events.Event(h.kind.reference(key), warning, reason, kube.Message(fmt.Sprintf("This content was deleted or given to "+
 		"another driver during %s: the %s %q (handle %q) may remain. Delete it at the storage system if it is not needed",
 		h.kind.create, h.kind.noun, m.request.Name, handle)))
 }
