@@ -56,6 +56,18 @@ func detachAnnotations(src source, former []string, nodeID string) kube.Metadata
 	return change
 }
 
+// sameRecord returns tests that fail if va is outdated and another leader has recorded node IDs on it.
+func sameRecord(va *storagev1.VolumeAttachment) map[string]any {
+	tests := map[string]any{}
+	for _, name := range []string{annNodeID, annFormerNodeIDs} {
+		tests[kube.AnnotationPath(name)] = nil
+		if value, ok := va.Annotations[name]; ok {
+			tests[kube.AnnotationPath(name)] = value
+		}
+	}
+	return tests
+}
+
 // missingRecord returns the change that records on va, which csi-attacher has published, what its detach needs of pv. It
 // returns nil if nothing is missing.
 func (d driver) missingRecord(va *storagev1.VolumeAttachment, pv *corev1.PersistentVolume) *kube.MetadataPatch {
@@ -95,7 +107,8 @@ func recordedNodeIDs(va *storagev1.VolumeAttachment) (ids []string, err error) {
 		}
 	}
 	last := va.Annotations[annNodeID]
-	ids = slices.DeleteFunc(ids, func(id string) bool { return id == last })
+	// A request without a node ID unpublishes the volume from all nodes.
+	ids = slices.DeleteFunc(ids, func(id string) bool { return id == last || id == "" })
 	if last != "" {
 		ids = append(ids, last)
 	}

@@ -47,7 +47,11 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 		}
 		return nil
 	case doAddFinalizer:
-		if err := t.changeAttachment(ctx, va, step.change); err != nil {
+		err := t.changeAttachment(ctx, va, step.change)
+		if newest, ok := t.newest(va); kube.IsPatchTestFailed(err) && (!ok || newest.ResourceVersion != va.ResourceVersion) {
+			return nil // va is outdated: decide again
+		}
+		if err != nil {
 			return t.recordError(ctx, va, fmt.Errorf("could not save VolumeAttachment: %w", err))
 		}
 		return nil

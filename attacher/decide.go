@@ -132,7 +132,7 @@ func (d driver) decideAttach(s attachmentState) step {
 		return d.decideFormer(s, src, former[0], nodeID)
 	}
 	change := detachAnnotations(src, former, nodeID)
-	change.AddFinalizers = []string{d.finalizer}
+	change.AddFinalizers, change.Tests = []string{d.finalizer}, sameRecord(s.attachment)
 	if !change.AppliedTo(s.attachment) {
 		// Before the RPC: a crash after it would leave the volume published for good.
 		return step{action: doAddFinalizer, reason: "WithoutFinalizer", source: src, nodeID: nodeID, change: change}

@@ -241,6 +241,10 @@ func TestDecide(t *testing.T) {
 			va: testAttachment(deleting, protected, withFormer("id-0", "id-1", "id-2")), pv: testVolume(), node: testNode("id-2"),
 			unpublished: []string{"id-0", "id-2"}, want: doUnpublish, reason: "Deleting", nodeID: "id-1",
 		},
+		"deleted, an empty former node ID, which would mean all nodes": {
+			va: testAttachment(deleting, protected, withFormer("")), pv: testVolume(), node: testNode("id-1"), want: doUnpublish,
+			reason: "Deleting", nodeID: "id-1",
+		},
 		"deleted, former node IDs are no list": {
 			va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annFormerNodeIDs] = "id-0" }),
 			pv: testVolume(), node: testNode("id-1"), want: doReportDetachError, reason: "CannotDetach", err: annFormerNodeIDs,

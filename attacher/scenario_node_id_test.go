@@ -6,7 +6,9 @@ package attacher
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -135,6 +137,25 @@ func TestAttacherScenarioNodeID(t *testing.T) {
 		close(gate)
 		f.Wait(unpublish, 2)
 		f.nothingIsPublished()
+	})
+
+	t.Run("042_recorded_by_an_earlier_leader_that_the_cache_lacks", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		var earlier sync.Once
+		f.through(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if f.patches(r, "va1") {
+				earlier.Do(func() {
+					f.patchAttachment("va1", fmt.Sprintf(`{"metadata":{"finalizers":[%q],"annotations":{%q:"id-1"}}}`,
+						Finalizer(f.Driver), annNodeID))
+				})
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.node("new")
+		f.volume(withModes(rwo))
+		f.attach("va1", nil)
+		f.until("is attached", isAttached)
+		f.sent("Unpublish id-1, Publish new")
 	})
 
 	// With ListVolumes.
