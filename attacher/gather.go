@@ -25,13 +25,15 @@ func (k attachmentKey) String() string { return k.Name }
 
 func keyOf(va *storagev1.VolumeAttachment) attachmentKey { return attachmentKey{va.Name, va.UID} }
 
-// nodeOf returns the node of an attachment, or "" if it was deleted, for [workloop.NewFair].
-func (c *Controller) nodeOf(key attachmentKey) string {
-	va, ok := c.attachments.Get(key.Name)
-	if !ok || va.UID != key.UID {
-		return ""
+// nodeOf returns the node of an attachment for [workloop.NewFair], also if it was deleted and has to be undone, else "".
+func (t *term) nodeOf(key attachmentKey) string {
+	if va, ok := t.c.attachments.Get(key.Name); ok && va.UID == key.UID {
+		return va.Spec.NodeName
 	}
-	return va.Spec.NodeName
+	if undone := t.publications.of(key.UID); undone != nil {
+		return undone.attachment.Spec.NodeName
+	}
+	return ""
 }
 
 // attachmentState is the input of [driver.decide].

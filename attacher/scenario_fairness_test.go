@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -83,4 +84,44 @@ func TestNodeThatHangs(t *testing.T) {
 	f.untilOf("busy", "is deleted", isDeleted)
 	f.Calls(publish, attachments+2)
 	f.Calls(unpublish, attachments+2)
+}
+
+// The calls that undo the attachments of a node, which were deleted by force, leave a worker to those of other nodes.
+func TestUndoThatHangs(t *testing.T) {
+	const workers, limit = 6, 4
+	f := scenario(t, csitest.Config{}, func(c *Config) { c.WorkerThreads, c.Timeout = workers, time.Hour })
+	f.node("id-1")
+	other := f.otherNode()
+	of := func(i int) string { return fmt.Sprint("forced", i) }
+	attach := func(name string, change func(*storagev1.VolumeAttachment)) {
+		f.volume(func(pv *corev1.PersistentVolume) {
+			pv.Name, pv.Spec.CSI.VolumeHandle = f.Unique(name), f.Plugin.AddVolume(name, 1<<30)
+		})
+		f.attach(name, func(va *storagev1.VolumeAttachment) {
+			va.Spec.Source.PersistentVolumeName = ptr.To(f.Unique(name))
+			change(va)
+		})
+		f.untilOf(name, "is attached", isAttached)
+	}
+	f.Plugin.Always(unpublish, csitest.Fail(codes.Internal, "node is shut down"))
+	for i := range workers {
+		attach(of(i), func(*storagev1.VolumeAttachment) {})
+		f.detach(of(i))
+		f.untilOf(of(i), "cannot be detached", detachError("node is shut down"))
+	}
+	attach("busy", other) // without other nodes there is no limit
+	attach("answers", other)
+	f.Plugin.Always(unpublish, hangsFor("id-1"))
+	f.Plugin.Next(unpublish, csitest.Hang())
+	calls := f.Plugin.Count(unpublish)
+	f.detach("busy")
+	f.Wait(unpublish, calls+1)
+	for i := range workers {
+		f.patchAttachment(of(i), `{"metadata":{"finalizers":null}}`)
+	}
+	f.Wait(unpublish, calls+1+limit)
+	f.detach("answers")
+	f.untilOf("answers", "is deleted", isDeleted)
+	f.Plugin.Always(unpublish, nil)
+	f.Plugin.Release()
 }
