@@ -88,16 +88,8 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error 
 			"Check the storage system for the %[1]s %[3]q, which may remain", r.content.noun, err, r.request.Name))
 		return err
 	}
-	// A watch by labels also ends with a label, and this cache with a change of the driver.
-	read := election.Now()
-	live, err := l.writer.Get(ctx, key.Name, metav1.GetOptions{})
-	switch {
-	case err == nil && live.GetUID() == key.UID:
-		l.replays.end(key.UID)
-		l.memories.forget(key.UID)
-		return nil
-	case err != nil && !kube.IsNotFound(err):
-		return fmt.Errorf("reading %s %q, which was deleted during a repeated creation: %w", r.content.kind.name, key.Name, err)
+	if exists, err := l.stillExists(ctx, key, r); exists || err != nil {
+		return err
 	}
 	secrets, err := l.c.replaySecrets(ctx, r.content)
 	if err != nil {
@@ -120,6 +112,13 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error 
 	if len(members) == 0 {
 		members, err = l.calls.members(call, r.answer.handle, secrets)
 	}
+	read, exists := election.Now(), false
+	if err == nil { // again: the calls of the driver may have taken long
+		exists, err = l.stillExists(ctx, key, r)
+	}
+	if exists {
+		return nil
+	}
 	if err == nil {
 		err = election.MayCallNow(ctx, read)
 	}
@@ -133,6 +132,21 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, r *replay) error 
 	l.memories.forget(key.UID)
 	log.Info("Snapshot of a deleted content deleted", "snapshotHandle", r.answer.handle)
 	return nil
+}
+
+// stillExists reads the content of r, and ends the replay if it exists: a watch by labels also ends with a label, and this cache with a
+// change of the driver.
+func (l *loop[T, C]) stillExists(ctx context.Context, key contentKey, r *replay) (bool, error) {
+	live, err := l.writer.Get(ctx, key.Name, metav1.GetOptions{})
+	switch {
+	case err == nil && live.GetUID() == key.UID:
+		l.replays.end(key.UID)
+		l.memories.forget(key.UID)
+		return true, nil
+	case err != nil && !kube.IsNotFound(err):
+		return false, fmt.Errorf("reading %s %q, which was deleted during a repeated creation: %w", r.content.kind.name, key.Name, err)
+	}
+	return false, nil
 }
 
 // repeat repeats the CreateSnapshot of r and sets its answer, unless no snapshot exists.

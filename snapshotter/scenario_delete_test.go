@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -302,12 +303,29 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		t.Run("content_removed_during_the_repeated_call_"+name, func(t *testing.T) {
 			f := scenario(t, csitest.Config{}, nil)
 			f.blockedByOutcome()
-			f.Plugin.Always(createSnapshot, nil)
+			reads := func() (n int) {
+				for _, r := range f.requests.all(http.MethodGet) {
+					if strings.Contains(r.path, "snapshotcontents/") {
+						n++
+					}
+				}
+				return n
+			}
+			var before atomic.Int32 // reads before the last repeated call
+			f.Plugin.Always(createSnapshot, func(_ context.Context, _ *csitest.Plugin, _ any, do func() (any, error)) (any, error) {
+				before.Store(int32(reads()))
+				return do()
+			})
+			f.Plugin.Next(removeSnapshot, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+				if reads() == int(before.Load()) {
+					t.Error("the content was not read after a call that may take long")
+				}
+				return csitest.Fail(codes.Unavailable, "no")(ctx, p, request, do)
+			})
 			f.Plugin.Next(createSnapshot, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
 				f.patch("v1", `{"metadata":{"finalizers":null}}`)
 				return step(ctx, p, request, do)
 			})
-			f.Plugin.Next(removeSnapshot, csitest.Fail(codes.Unavailable, "no"))
 			f.until("is deleted", isDeleted)
 			f.Wait(removeSnapshot, 2)
 			if left := f.Plugin.Snapshots(); len(left) > 0 {
