@@ -11,6 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
 )
 
 // Driver holds the identity and the capabilities of a driver. It is comparable.
@@ -36,6 +37,8 @@ type PluginCapabilities struct {
 // for a driver without a group controller service.
 type GroupCapabilities struct {
 	CreateDeleteGetVolumeGroupSnapshot bool
+	// Unknown: the call has failed. Then the others are false.
+	Unknown bool
 }
 
 // ControllerCapabilities holds the capabilities in use of ControllerGetCapabilities. All are false
@@ -161,12 +164,15 @@ func (c *Client) controllerCapabilities(ctx context.Context) (ControllerCapabili
 	return caps, err
 }
 
-// groupCapabilities calls GroupControllerGetCapabilities. A driver that does not implement it has no capabilities.
+// groupCapabilities returns no capabilities for a driver that does not implement the call. They are
+// unknown after another final error, which csi-snapshotter tolerates: nothing but groups needs them.
 func (c *Client) groupCapabilities(ctx context.Context) (GroupCapabilities, error) {
 	var caps GroupCapabilities
 	response, err := call(ctx, c, c.group.GroupControllerGetCapabilities, &csi.GroupControllerGetCapabilitiesRequest{})
-	if status.Code(err) == codes.Unimplemented {
-		return caps, nil
+	if err != nil && OutcomeOf(err) == Final {
+		klog.FromContext(ctx).Info("GroupControllerGetCapabilities failed. Group snapshots are disabled",
+			"address", c.cfg.Address, "err", err)
+		return GroupCapabilities{Unknown: status.Code(err) != codes.Unimplemented}, nil
 	}
 	for _, item := range response.GetCapabilities() {
 		if item.GetRpc().GetType() == csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT {
@@ -176,7 +182,8 @@ func (c *Client) groupCapabilities(ctx context.Context) (GroupCapabilities, erro
 	return caps, err
 }
 
-// difference returns an error that describes a change of the name or the capabilities. It ignores the version.
+// difference returns an error that describes a change of the name or the capabilities. It ignores
+// the version, and group capabilities that are unknown or were unknown and are missing.
 func difference(before, now Driver) error {
 	switch {
 	case before.Name != now.Name:
@@ -187,7 +194,8 @@ func difference(before, now Driver) error {
 		return fmt.Errorf("the controller capabilities changed from %+v to %+v", before.Controller, now.Controller)
 	case before.Node != now.Node:
 		return fmt.Errorf("the node capabilities changed from %+v to %+v", before.Node, now.Node)
-	case before.Group != now.Group:
+	case before.Group != now.Group && !now.Group.Unknown &&
+		(!before.Group.Unknown || now.Group.CreateDeleteGetVolumeGroupSnapshot):
 		return fmt.Errorf("the group controller capabilities changed from %+v to %+v", before.Group, now.Group)
 	}
 	return nil

@@ -362,23 +362,25 @@ var booting = csitest.Fail(codes.Internal, "booting")
 
 func TestAnotherDriverEndsRun(t *testing.T) {
 	tests := map[string]struct {
+		first  []csitest.Step // the first answers to GroupControllerGetCapabilities
 		change func(*csitest.Config)
 		want   string
 	}{
-		"other name": {func(c *csitest.Config) { c.Name = "other" }, `"other"`},
-		"other controller capabilities": {func(c *csitest.Config) {
+		"other name": {nil, func(c *csitest.Config) { c.Name = "other" }, `"other"`},
+		"other controller capabilities": {nil, func(c *csitest.Config) {
 			c.Controller = []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}
 		}, "controller capabilities"},
-		"other plugin capabilities": {func(c *csitest.Config) {
+		"other plugin capabilities": {nil, func(c *csitest.Config) {
 			c.Plugin = []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
 		}, "plugin capabilities"},
-		"other topology of the node": {func(c *csitest.Config) { c.Segments = []map[string]string{{"zone": "b"}} },
+		"other topology of the node": {nil, func(c *csitest.Config) { c.Segments = []map[string]string{{"zone": "b"}} },
 			"topology of the node changed from map[zone:a] to map[zone:b]"},
-		"no group controller any more": {func(c *csitest.Config) { c.Groups = false }, "capabilities changed"},
+		"capability that was unknown": {[]csitest.Step{booting}, nil, "group controller capabilities"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			p := csitest.Run(t, csitest.Config{Groups: true, Segments: []map[string]string{{"zone": "a"}}})
+			p.Next(groupCapabilities, tt.first...)
 			c, _ := newClient(t, p, nil)
 			connect(t, c)
 			if _, err := c.NodeInfo(within(t)); err != nil {
@@ -399,11 +401,10 @@ func TestAnotherDriverEndsRun(t *testing.T) {
 	}
 }
 
-// TestGroupCapabilitiesAreAskedAgain: a driver may return any error during its start.
-func TestGroupCapabilitiesAreAskedAgain(t *testing.T) {
+// TestUnknownGroupCapabilitiesAreNoOtherDriver: a driver may return any error during its start.
+func TestUnknownGroupCapabilitiesAreNoOtherDriver(t *testing.T) {
 	p := csitest.Run(t, csitest.Config{Groups: true})
 	c, _ := newClient(t, p, nil)
-	p.Next(groupCapabilities, booting)
 	if d := connect(t, c); !d.Group.CreateDeleteGetVolumeGroupSnapshot {
 		t.Errorf("capabilities %+v", d.Group)
 	}
@@ -412,7 +413,7 @@ func TestGroupCapabilitiesAreAskedAgain(t *testing.T) {
 	if err := p.Restart(nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Wait(within(t), groupCapabilities, 4); err != nil {
+	if err := p.Wait(within(t), "ControllerGetCapabilities", 2); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.WaitReady(within(t)); err != nil {

@@ -131,6 +131,8 @@ func (c *Controller) groupsOff() error {
 	switch {
 	case !c.cfg.Groups:
 		return errors.New("the feature gate CSIVolumeGroupSnapshot is off")
+	case c.deps.Driver.Group.Unknown:
+		return errors.New("the driver's answer to GroupControllerGetCapabilities was an error")
 	case !c.deps.Driver.Plugin.GroupControllerService || !c.deps.Driver.Group.CreateDeleteGetVolumeGroupSnapshot:
 		return errors.New("the driver does not report CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT")
 	case c.cfg.NodeDeployment:
