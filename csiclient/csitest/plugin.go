@@ -53,6 +53,8 @@ type Config struct {
 	NodeID string
 	// Nodes are the IDs of the nodes to which volumes can be published; nil means any.
 	Nodes []string
+	// Numbered is the number of volumes and snapshots that another instance of the driver has created: IDs differ from theirs.
+	Numbered int
 	// DiscardCalls turns the record of calls off, apart from the counts, for benchmarks.
 	DiscardCalls bool
 }
@@ -105,7 +107,7 @@ func New(cfg Config) *Plugin {
 		}
 	}
 	p := &Plugin{
-		callRecord: newCallRecord(cfg.DiscardCalls), cfg: cfg, state: newState(), release: make(chan struct{}),
+		callRecord: newCallRecord(cfg.DiscardCalls), cfg: cfg, state: newState(cfg.Numbered), release: make(chan struct{}),
 		script: script{next: map[string][]Step{}, always: map[string]Step{}},
 	}
 	p.identityService, p.controllerService = &identityService{p: p}, &controllerService{p: p}

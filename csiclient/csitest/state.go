@@ -56,8 +56,9 @@ type state struct {
 	onNode    map[string]int   // publications
 }
 
-func newState() state {
+func newState(numbered int) state {
 	return state{
+		number:  numbered,
 		volumes: map[string]*Volume{}, byName: map[string]*Volume{}, snapshots: map[string]*Snapshot{},
 		groups: map[string]*snapshotGroup{},
 		used:   map[string]int64{}, onNode: map[string]int{},

@@ -84,7 +84,7 @@ func attacherScenarioStart(t *testing.T) {
 		"070_no_longest_delay":    {[]string{"-retry-interval-max=-1s"}, "--retry-interval-max"},
 		"070_negative_comparison": {[]string{"-reconcile-sync=-1s"}, "--reconcile-sync"},
 		"070_negative_page":       {[]string{"-max-entries", "-1"}, "--max-entries"},
-		"070_page_too_large":      {[]string{"-max-entries=2147483648"}, "--max-entries"},
+		"070_page_too_large":      {[]string{"-max-entries=2147483648"}, "max-entries: must be at most 2147483647"},
 		"070_two_addresses": {[]string{"-http-endpoint=127.0.0.1:0", "-metrics-address=127.0.0.1:0"},
 			"--http-endpoint and --metrics-address"},
 		"070_unknown_gate": {[]string{"-feature-gates=Nope=true"}, `--feature-gates: unknown gate "Nope"`},

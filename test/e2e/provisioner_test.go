@@ -292,7 +292,7 @@ func provisionerScenarioReplicas(t *testing.T) {
 	t.Run("122_the_holder_is_killed", func(t *testing.T) {
 		t.Parallel()
 		e := newEnv(t, csitest.Config{}, 0)
-		class, other := e.class(false, nil), csitest.Run(t, csitest.Config{Name: e.plugin.Name()})
+		class, other := e.class(false, nil), csitest.Run(t, csitest.Config{Name: e.plugin.Name(), Numbered: 100})
 		first := e.run("provision", election...)
 		e.leads(first, e.provisionerLease())
 		second := e.run("provision", append([]string{"--csi-address", other.Address()}, election...)...)
@@ -328,7 +328,7 @@ func provisionerScenarioReplicas(t *testing.T) {
 	t.Run("the_driver_of_the_holder_stops", func(t *testing.T) {
 		t.Parallel()
 		e := newEnv(t, csitest.Config{}, 0)
-		class, other := e.class(false, nil), csitest.Run(t, csitest.Config{Name: e.plugin.Name()})
+		class, other := e.class(false, nil), csitest.Run(t, csitest.Config{Name: e.plugin.Name(), Numbered: 100})
 		first := e.run("provision", election...)
 		e.leads(first, e.provisionerLease())
 		second := e.run("provision", append([]string{"--csi-address", other.Address()}, election...)...)
@@ -422,7 +422,7 @@ func provisionerScenarioReplicas(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEnv(t, csitest.Config{}, 0)
-			class, other := e.class(false, nil), csitest.Run(t, csitest.Config{Name: e.plugin.Name()})
+			class, other := e.class(false, nil), csitest.Run(t, csitest.Config{Name: e.plugin.Name(), Numbered: 100})
 			cut, healed := make(chan struct{}), make(chan struct{})
 			proxy := kubetest.Proxy(t, e.account(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 				select {

@@ -223,8 +223,10 @@ func TestProvisionerNeedsWhatItsManifestsGrant(t *testing.T) {
 		c.Parameters = map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s",
 			"csi.storage.k8s.io/provisioner-secret-namespace": e.ns}
 	})
-	// While the outcome is unknown, the claim is protected; and the second event of one text is a patch of the first.
-	e.plugin.Next("CreateVolume", csitest.Fail(codes.Aborted, "pending"), csitest.Fail(codes.Aborted, "pending"))
+	// While the outcome is unknown, the claim is protected. The first event says that it will be; the third has the text of the second,
+	// and is a patch of it.
+	pending := csitest.Fail(codes.Aborted, "pending")
+	e.plugin.Next("CreateVolume", pending, pending, pending)
 	e.claim("source", class)
 	e.snapshot(e.bound("source"))
 	named := func(name string, change func(*corev1.PersistentVolumeClaim)) {
