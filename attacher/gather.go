@@ -26,12 +26,12 @@ func (k attachmentKey) String() string { return k.Name }
 func keyOf(va *storagev1.VolumeAttachment) attachmentKey { return attachmentKey{va.Name, va.UID} }
 
 // nodeOf returns the node of an attachment for [workloop.NewFair], also if it was deleted and has to be undone, else "".
-func (t *term) nodeOf(key attachmentKey) string {
-	if va, ok := t.c.attachments.Get(key.Name); ok && va.UID == key.UID {
+func (c *Controller) nodeOf(undone *publications, key attachmentKey) string {
+	if va, ok := c.attachments.Get(key.Name); ok && va.UID == key.UID {
 		return va.Spec.NodeName
 	}
-	if undone := t.publications.of(key.UID); undone != nil {
-		return undone.attachment.Spec.NodeName
+	if p := undone.of(key.UID); p != nil {
+		return p.attachment.Spec.NodeName
 	}
 	return ""
 }

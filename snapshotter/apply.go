@@ -78,7 +78,7 @@ func (l *loop[T, C]) readContent(ctx context.Context, obj T, step step, r *reads
 	switch {
 	case err == nil:
 		r.read = read
-		l.confirm(c)
+		l.memories.confirm(c.uid())
 		return nil
 	case step.report == doReportDeletion:
 		return l.report(ctx, obj, step.report, deletionError(c, fmt.Errorf("reading the content: %w", err)), cause{})
@@ -99,11 +99,6 @@ func (l *loop[T, C]) readNamedClass(ctx context.Context, obj T, step step, r *re
 	}
 	r.classRead = true
 	return nil
-}
-
-// confirm records that the newest known version of c is from the API server.
-func (l *loop[T, C]) confirm(c *content) {
-	l.memories.update(c.uid(), func(m *memory) { m.confirmed = true })
 }
 
 func (l *loop[T, C]) readSecret(ctx context.Context, obj T, step step, r *reads) error {
@@ -297,7 +292,7 @@ func (l *loop[T, C]) outdated(obj T, err error) bool {
 func (l *loop[T, C]) patch(ctx context.Context, obj T, change kube.MetadataPatch) (T, error) {
 	stored, err := l.objects.Patch(ctx, l.writer, obj, change)
 	if err == nil {
-		l.confirm(l.content(obj))
+		l.memories.confirm(l.content(obj).uid())
 	}
 	return stored, err
 }

@@ -134,6 +134,9 @@ func (m *memories) update(uid types.UID, change func(*memory)) {
 	m.of[uid] = now
 }
 
+// confirm records that the newest known version of a content is from the API server.
+func (m *memories) confirm(uid types.UID) { m.update(uid, func(m *memory) { m.confirmed = true }) }
+
 // forget drops the memory of a content and returns it.
 func (m *memories) forget(uid types.UID) memory {
 	m.mu.Lock()

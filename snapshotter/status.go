@@ -114,7 +114,7 @@ func (l *loop[T, C]) patchStatus(ctx context.Context, obj T, change statusChange
 		written = obj
 	}
 	if err = l.objects.RecordWrite(obj, written, err); err == nil {
-		l.confirm(c)
+		l.memories.confirm(c.uid())
 	}
 	return err
 }

@@ -25,7 +25,8 @@ func explainDriver(e *explanation) {
 	}))
 	slices.Sort(registered)
 	if e.csiDriver.missing {
-		if len(registered) > 0 || slices.ContainsFunc(e.leases, func(l leaseFact) bool { return slices.ContainsFunc(l.leases.value, e.holds) }) {
+		held := slices.ContainsFunc(e.leases, func(l leaseFact) bool { return slices.ContainsFunc(l.leases.value, e.holds) })
+		if len(registered) > 0 || held {
 			e.add(Fine, "driver", "CSIDriver %q not found; defaults apply (attachRequired=true, storageCapacity=false).", e.driver)
 		} else {
 			e.add(Unknown, "driver", "CSIDriver %q not found: the driver is not installed, or does not create one.", e.driver).
