@@ -256,7 +256,8 @@ func (d driver) isPublishedAt(src source, nodeIDs []string, reported publishedVo
 		if err != nil {
 			return false, false, err
 		}
-		if published, known = reported.isPublished(handle, id); published || !known {
+		published, known = reported.isPublished(handle, id)
+		if published || !known {
 			break
 		}
 	}

@@ -73,7 +73,8 @@ func (c *Client) identify(ctx context.Context) (Driver, error) {
 		return d, fmt.Errorf("getting the name of the driver at %s: GetPluginInfo: %w", c.cfg.Address, err)
 	}
 	d.Name, d.VendorVersion = info.GetName(), Printable(info.GetVendorVersion())
-	if err = CheckID("name", d.Name); d.Name == "" {
+	err = CheckID("name", d.Name)
+	if d.Name == "" {
 		err = errors.New("GetPluginInfo returned an empty name")
 	}
 	if err != nil {

@@ -140,7 +140,8 @@ func migrateManifest(cmd *cobra.Command, f migrateFlags, manifest []byte, o migr
 		}
 		return err
 	}
-	if _, err = io.WriteString(cmd.OutOrStdout(), f.writer()(f.file, manifest, result)); err == nil && result.Incomplete() {
+	_, err = io.WriteString(cmd.OutOrStdout(), f.writer()(f.file, manifest, result))
+	if err == nil && result.Incomplete() {
 		err = &exitError{
 			fmt.Errorf("migrating %s: the result is not complete. Do what the report says that you must do before the rollout", f.file),
 			exitFindings,
