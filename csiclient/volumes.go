@@ -11,6 +11,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 )
 
 // VolumeLister is the part of csi.ControllerClient that [EachVolume] needs.
@@ -23,14 +24,14 @@ type VolumeLister interface {
 func EachVolume(
 	ctx context.Context, driver VolumeLister, timeout time.Duration, maxEntries int, add func(*csi.ListVolumesResponse_Entry),
 ) error {
-	return eachPage("volumes", "ListVolumes", func(token string) (int, string, error) {
+	return eachPage("volumes", "ListVolumes", func(token string) (int, int, string, error) {
 		call, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		page, err := driver.ListVolumes(call, &csi.ListVolumesRequest{MaxEntries: int32(maxEntries), StartingToken: token})
 		for _, entry := range page.GetEntries() {
 			add(entry)
 		}
-		return len(page.GetEntries()), page.GetNextToken(), err
+		return len(page.GetEntries()), proto.Size(page), page.GetNextToken(), err
 	})
 }
 
@@ -41,14 +42,14 @@ type SnapshotLister interface {
 
 // EachSnapshot calls ListSnapshots as [EachVolume] calls ListVolumes.
 func EachSnapshot(ctx context.Context, driver SnapshotLister, timeout time.Duration, maxEntries int, add func(*csi.Snapshot)) error {
-	return eachPage("snapshots", "ListSnapshots", func(token string) (int, string, error) {
+	return eachPage("snapshots", "ListSnapshots", func(token string) (int, int, string, error) {
 		call, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		page, err := driver.ListSnapshots(call, &csi.ListSnapshotsRequest{MaxEntries: int32(maxEntries), StartingToken: token})
 		for _, entry := range page.GetEntries() {
 			add(entry.GetSnapshot())
 		}
-		return len(page.GetEntries()), page.GetNextToken(), err
+		return len(page.GetEntries()), proto.Size(page), page.GetNextToken(), err
 	})
 }
 
@@ -59,16 +60,18 @@ const (
 	maxListTime = time.Hour
 )
 
-// eachPage calls list with the token of each page until the last one. list returns the number of entries and the next token.
-func eachPage(what, method string, list func(token string) (entries int, next string, err error)) error {
-	token, listed, start := "", 0, time.Now()
+// eachPage calls list with the token of each page until the last one. list returns the number of entries and of bytes, and the next
+// token. The callers keep entries: all pages together have the limit of one, maxListResponse.
+func eachPage(what, method string, list func(token string) (entries, bytes int, next string, err error)) error {
+	token, listed, received, start := "", 0, 0, time.Now()
 	seen := map[[sha256.Size]byte]struct{}{} // a token may be long
 	for {
-		entries, next, err := list(token)
+		entries, bytes, next, err := list(token)
 		if err != nil {
 			return fmt.Errorf("listing the %s of the driver from token %.100q: %w", what, token, err)
 		}
-		if token = next; token == "" {
+		token, received = next, received+bytes
+		if token == "" && received <= maxListResponse {
 			return nil
 		}
 		hash := sha256.Sum256([]byte(token))
@@ -77,6 +80,8 @@ func eachPage(what, method string, list func(token string) (entries int, next st
 		switch listed += entries + 1; {
 		case repeated:
 			err = fmt.Errorf("%s returned token %.100q twice. This is a bug of the driver", method, token)
+		case received > maxListResponse:
+			err = fmt.Errorf("%s returned %d bytes in %d pages, more than %d. Check the driver", method, received, len(seen), maxListResponse)
 		case listed > maxListed:
 			err = fmt.Errorf("%s returned %d entries in %d pages without an end. Check the driver", method, listed-len(seen), len(seen))
 		case time.Since(start) > maxListTime:

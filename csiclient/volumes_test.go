@@ -53,17 +53,27 @@ func TestEachVolume(t *testing.T) {
 	}
 }
 
-// endless returns pages with so many entries, each after delay, and never the last one.
+// endless returns pages with so many entries, each after delay, and no last one unless last is set.
 type endless struct {
 	entries int
+	size    int // of the ID of one more entry
 	delay   time.Duration
 	pages   *int
+	last    int // 0: none
 }
 
 func (e endless) ListSnapshots(context.Context, *csi.ListSnapshotsRequest, ...grpc.CallOption) (*csi.ListSnapshotsResponse, error) {
 	time.Sleep(e.delay)
 	*e.pages++
-	return &csi.ListSnapshotsResponse{Entries: make([]*csi.ListSnapshotsResponse_Entry, e.entries), NextToken: strconv.Itoa(*e.pages)}, nil
+	r := &csi.ListSnapshotsResponse{Entries: make([]*csi.ListSnapshotsResponse_Entry, e.entries), NextToken: strconv.Itoa(*e.pages)}
+	if e.size > 0 {
+		id := strings.Repeat("x", e.size)
+		r.Entries = append(r.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: &csi.Snapshot{SnapshotId: id}})
+	}
+	if *e.pages == e.last {
+		r.NextToken = ""
+	}
+	return r, nil
 }
 
 func TestPagesThatNeverEnd(t *testing.T) {
@@ -73,6 +83,8 @@ func TestPagesThatNeverEnd(t *testing.T) {
 	}{
 		"many entries": {endless{entries: 10_000}, "ListSnapshots returned 1000000 entries in 100 pages without an end"},
 		"empty pages":  {endless{}, "ListSnapshots returned 0 entries in 1000001 pages without an end"},
+		"large pages":  {endless{size: 100 << 20}, "ListSnapshots returned 314572854 bytes in 3 pages, more than 268435456"},
+		"last page":    {endless{size: 200 << 20, last: 2}, "bytes in 2 pages, more than 268435456"},
 		"slow pages":   {endless{delay: time.Minute}, "ListSnapshots returned 61 pages in 1h0m0s without an end"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
