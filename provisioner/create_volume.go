@@ -114,9 +114,14 @@ func (a *applier) indeterminate(key claimKey, s claimState, err error) (transiti
 	return outcomeUnknown(), err
 }
 
-// finalError reports a call after which no volume exists and none will.
+// finalError reports a call after which no volume exists and none will, as csi-provisioner decides it. A driver may have made the
+// volume in an earlier call and fail before it finds it: the event names the volume.
 func (a *applier) finalError(key claimKey, s claimState, err error) (transition, error) {
 	a.announce(key, s.op)
+	if s.op.stage == indeterminate && !csiclient.ExcludesEarlier(err) {
+		err = fmt.Errorf("%w. An earlier call had no definite result. If you delete this PVC, check on the storage backend that "+
+			"volume %q does not exist", err, s.op.plan.VolumeName)
+	}
 	if status.Code(err) != codes.InvalidArgument || s.claim == nil || s.class == nil || s.classRecreated() {
 		a.c.claimFailed(s.op.claim, failedEvent(s.op.plan.ClassName, err))
 		return noVolume(nil), err

@@ -36,13 +36,14 @@ import (
 func TestOutcome(t *testing.T) {
 	t.Run("event_names_volume_and_finalizer", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		f.Plugin.Next(create, csitest.Fail(codes.Unavailable, "busy"))
+		f.Plugin.Next(create, csitest.DoAndFail(codes.Unavailable, "busy"), csitest.Fail(codes.Internal, "broken"))
 		f.makeClass(nil)
 		claim := f.claim(nil)
 		f.event(`Warning ProvisioningFailed failed to provision volume with StorageClass "`+f.class+
 			`": rpc error: code = Unavailable desc = busy`,
 			`Volume "pvc-`+string(claim.UID)+`" may exist`, "CreateVolume is repeated with the same request", "until then finalizer "+
 				kube.ProvisioningFinalizer+" keeps this PVC")
+		f.event("ProvisioningFailed", "desc = broken", `check on the storage backend that volume "pvc-`+string(claim.UID)+`" does not exist`)
 		f.saved(claim)
 	})
 	t.Run("class_recreated", func(t *testing.T) {
