@@ -177,9 +177,7 @@ func (f *fixture) create(name string, change func(*corev1.PersistentVolumeClaim,
 		_, err = f.Client.CoreV1().PersistentVolumes().Create(f.Context(), pv, metav1.CreateOptions{})
 		f.Must(err)
 	}
-	created.Status = status
-	_, err = f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).UpdateStatus(f.Context(), created, metav1.UpdateOptions{})
-	f.Must(err)
+	kubetest.SetStatus(f.T, f.Client.CoreV1().PersistentVolumeClaims(f.Namespace), name, status)
 	if pv.Spec.CSI == nil {
 		return ""
 	}

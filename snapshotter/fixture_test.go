@@ -25,7 +25,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
@@ -184,16 +183,7 @@ func (f *fixture) content(name string, change func(*snapshotv1.VolumeSnapshotCon
 	o, err := f.contents.Create(f.Context(), o, metav1.CreateOptions{})
 	f.Must(err)
 	if status != nil {
-		name := o.Name
-		f.Must(retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-			live, err := f.contents.Get(f.Context(), name, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			live.Status = status
-			o, err = f.contents.UpdateStatus(f.Context(), live, metav1.UpdateOptions{})
-			return err
-		}))
+		o = kubetest.SetStatus(f.T, f.contents, o.Name, status)
 	}
 	return o
 }

@@ -196,9 +196,8 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 			t.Errorf("the member is ready, and its group is not known: %+v, %v", v1, err)
 		}
 		o := f.group(func(o *groupv1.VolumeGroupSnapshotContent) { o.Spec.Driver = f.Driver })
-		o.Status = &groupv1.VolumeGroupSnapshotContentStatus{VolumeGroupSnapshotHandle: ptr.To("group-1"), ReadyToUse: ptr.To(true)}
-		_, err := f.groups.contents.UpdateStatus(t.Context(), o, metav1.UpdateOptions{})
-		f.Must(err)
+		kubetest.SetStatus(t, f.groups.contents, o.Name,
+			groupv1.VolumeGroupSnapshotContentStatus{VolumeGroupSnapshotHandle: ptr.To("group-1"), ReadyToUse: ptr.To(true)})
 		served.Store(true)
 		f.until("is ready", isReady)
 	})
@@ -280,13 +279,11 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 				f := groupScenario(t, nil)
 				f.group(nil)
 				o := f.untilGroup("is complete", isGroupComplete)
-				o.Status.VolumeSnapshotInfoList = nil
-				_, err := f.groups.contents.UpdateStatus(t.Context(), o, metav1.UpdateOptions{})
-				f.Must(err)
+				kubetest.SetStatus(t, f.groups.contents, o.Name, map[string]any{"volumeSnapshotInfoList": nil})
 				want := 2
 				if !exists {
 					want = 0
-					_, err = f.Plugin.DeleteVolumeGroupSnapshot(t.Context(),
+					_, err := f.Plugin.DeleteVolumeGroupSnapshot(t.Context(),
 						&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: *o.Status.VolumeGroupSnapshotHandle})
 					f.Must(err)
 				}

@@ -280,7 +280,7 @@ func TestLateBuildsEndWithTheProcess(t *testing.T) {
 		<-r.Context().Done() // the client gives up
 	}))
 	defer server.Close()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, Timeout: 10 * time.Second})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,11 +299,9 @@ func TestLateBuildsEndWithTheProcess(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- terms.run(ctx) }()
 	<-arrived
-	begin := time.Now()
 	drain(workloop.ErrDrain)
-	err = <-done
-	if took := time.Since(begin); err != nil || took > 5*time.Second {
-		t.Errorf("the roles ended after %v with %v", took, err)
+	if err := <-done; err != nil {
+		t.Errorf("the roles ended with %v", err)
 	}
 	if n := builds.Load(); n != 1 || len(arrived) > 0 {
 		t.Errorf("%d builds have begun, and %d requests were sent after the end", n, len(arrived))

@@ -197,10 +197,7 @@ func (f *fixture) volume(name string, nodes []string, change func(*corev1.Persis
 
 func (f *fixture) phase(pv *corev1.PersistentVolume, phase corev1.PersistentVolumePhase) *corev1.PersistentVolume {
 	f.Helper()
-	pv.Status.Phase = phase
-	pv, err := f.client.CoreV1().PersistentVolumes().UpdateStatus(f.Context(), pv, metav1.UpdateOptions{})
-	f.must(err)
-	return pv
+	return kubetest.SetStatus(f, f.client.CoreV1().PersistentVolumes(), pv.Name, corev1.PersistentVolumeStatus{Phase: phase})
 }
 
 // claimIn creates a claim of class c in a namespace.
@@ -259,9 +256,8 @@ func (f *fixture) boundIn(ns, name string, nodes []string, changeVolume func(*co
 			changeClaim(pvc)
 		}
 	})
-	pvc.Status.Phase = corev1.ClaimBound
-	pvc, err := f.client.CoreV1().PersistentVolumeClaims(ns).UpdateStatus(f.Context(), pvc, metav1.UpdateOptions{})
-	f.must(err)
+	pvc = kubetest.SetStatus(f, f.client.CoreV1().PersistentVolumeClaims(ns), name,
+		corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound})
 	pv := f.volume("pv-"+name, nodes, func(pv *corev1.PersistentVolume) {
 		pv.Spec.ClaimRef = &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: ns, Name: name, UID: pvc.UID}
 		if changeVolume != nil {

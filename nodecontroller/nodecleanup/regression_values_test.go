@@ -84,7 +84,7 @@ func TestNodeReturnsWithAnotherValue(t *testing.T) {
 		}
 		return n
 	}
-	before, begin := writes(), time.Now()
+	begin, before := time.Now(), writes()
 	f.nodeAs("n", "v2", "v2")
 	f.stays(4*shortGrace, pvc)
 	// One write per second records the checks.

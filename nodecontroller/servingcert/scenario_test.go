@@ -23,20 +23,11 @@ func TestNodecontrollerScenarioCertificates(t *testing.T) {
 			f.cfg.Mode = Files
 			f.hook = func(m *Manager) { m.poll = 5 * time.Second }
 		})
-		const limit = time.Minute
 		first, second := f.pair(0), f.pair(0)
-		begin := time.Now()
 		f.publishFiles("..1", first.cert, first.key)
 		f.ready()
-		if d := time.Since(begin); d > limit {
-			t.Errorf("ready after %v", d)
-		}
-		begin = time.Now()
 		f.publishFiles("..2", second.cert, second.key)
 		f.serves("the second pair is served", second)
-		if d := time.Since(begin); d > limit {
-			t.Errorf("the second pair is served after %v", d)
-		}
 	})
 	t.Run("082_self_signed", scenarioSelfSigned)
 	t.Run("083_no_leader_needed_to_generate", func(t *testing.T) {
@@ -153,13 +144,9 @@ func scenarioSelfSigned(t *testing.T) {
 		}
 	}()
 	old := f.secret()
-	begin := time.Now()
 	f.must(f.client.CoreV1().Secrets(f.ns).Delete(t.Context(), "certs", metav1.DeleteOptions{}))
 	renewed := f.published("the first replica serves a new pair", first)
 	second.serves("the second one, too", renewed)
-	if d := time.Since(begin); d > time.Minute {
-		t.Errorf("recreated after %v, want a minute at most", d)
-	}
 	if f.secret().UID == old.UID {
 		t.Error("the Secret is the old one")
 	}
