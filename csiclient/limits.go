@@ -22,7 +22,8 @@ const (
 	// maxResponse bounds a response, in bytes. It is not exactly the limit of gRPC servers, 4 MiB, so that [refused] can tell the
 	// limit of the driver from this one.
 	maxResponse = 4<<20 + 1
-	// maxListResponse bounds a response of listMethods, and all pages of a list together. A response without pages has a few hundred bytes per volume.
+	// maxListResponse bounds a response of listMethods, and all pages of a list together. A response without pages has a few hundred
+	// bytes per volume.
 	maxListResponse = 256 << 20
 )
 

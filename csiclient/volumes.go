@@ -81,7 +81,8 @@ func eachPage(what, method string, list func(token string) (entries, bytes int, 
 		case repeated:
 			err = fmt.Errorf("%s returned token %.100q twice. This is a bug of the driver", method, token)
 		case received > maxListResponse:
-			err = fmt.Errorf("%s returned %d bytes in %d pages, more than %d. Check the driver", method, received, len(seen), maxListResponse)
+			err = fmt.Errorf("%s returned %d bytes in %d pages, more than %d. Check the driver",
+				method, received, len(seen), maxListResponse)
 		case listed > maxListed:
 			err = fmt.Errorf("%s returned %d entries in %d pages without an end. Check the driver", method, listed-len(seen), len(seen))
 		case time.Since(start) > maxListTime:
