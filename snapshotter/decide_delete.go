@@ -112,17 +112,18 @@ func (c *content) forced(m memory) bool {
 
 // endedBy reports whether err, with which a create call has failed, ends the wait for its outcome, and why the snapshot may
 // exist then. m is the memory before the call. Once a call of this process was indeterminate, only an error that excludes
-// the snapshot ends the wait, or a lack of space, which would block a deletion for long. Whether a call of an earlier process
-// was, is unknown: one repetition ends the wait.
+// the snapshot ends the wait, or one that would block a deletion for long: a lack of space, or a source that does not exist any
+// more. Whether a call of an earlier process was, is unknown: one repetition ends the wait.
 func (m memory) endedBy(c *content, err error, name string) (ended bool, remains string) {
 	final, why := csiclient.OutcomeOf(err) == csiclient.Final, ""
+	code := status.Code(err)
 	earlier := c.known().handle == "" && c.indeterminate(m)
 	switch {
 	case final && (!earlier || csiclient.ExcludesEarlier(err)):
 		return true, ""
 	case c.terminating() && c.forced(m):
 		why = fmt.Sprintf("annotation %s was removed", c.creating)
-	case final && (m.outcome == unknown || status.Code(err) == codes.ResourceExhausted):
+	case final && (m.outcome == unknown || code == codes.ResourceExhausted || code == codes.NotFound):
 		why = "an earlier call may have succeeded"
 	default:
 		return false, ""
