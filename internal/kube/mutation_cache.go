@@ -73,21 +73,25 @@ func (o *MutationCache[T]) GetSince(key, version string) (obj T, since, exists b
 	return obj, synced || !older(obj.GetResourceVersion(), version), true
 }
 
-// ByIndex returns the newest known versions of the objects with this value in an index of the informer.
+// ByIndex returns the newest known versions of the objects with this value in an index of the informer. The watch may observe a write
+// meanwhile: whether the overlay counts is decided once per object, so that none is returned twice.
 func (o *MutationCache[T]) ByIndex(index, value string) []T {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	values := o.informer.informer.GetIndexer().GetIndexers()[index]
 	var found []T
-	for _, w := range o.written {
-		if of, _ := values(w); slices.Contains(of, value) && !o.observedByWatch(w) {
+	unseen := map[string]bool{}
+	for key, w := range o.written {
+		if o.observedByWatch(w) {
+			continue
+		}
+		unseen[key] = true
+		if of, _ := values(w); slices.Contains(of, value) {
 			found = append(found, w)
 		}
 	}
 	for _, cached := range o.informer.ByIndex(index, value) {
-		w, written := o.written[Key(cached)]
-		_, deleted := o.deleted[cached.GetUID()]
-		if !deleted && (!written || o.observedByWatch(w)) {
+		if _, deleted := o.deleted[cached.GetUID()]; !deleted && !unseen[Key(cached)] {
 			found = append(found, cached)
 		}
 	}
