@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -111,15 +113,26 @@ func TestUndoThatHangs(t *testing.T) {
 	}
 	attach("busy", other) // without other nodes there is no limit
 	attach("answers", other)
-	f.Plugin.Always(unpublish, hangsFor("id-1"))
-	f.Plugin.Next(unpublish, csitest.Hang())
-	calls := f.Plugin.Count(unpublish)
+	busy := make(chan struct{})
+	f.Plugin.Always(unpublish, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+		if request.(*csi.ControllerUnpublishVolumeRequest).NodeId == "id-1" {
+			return nil, status.Error(codes.Internal, "node is shut down")
+		}
+		close(busy)
+		return csitest.Hang()(ctx, p, request, do)
+	})
 	f.detach("busy")
-	f.Wait(unpublish, calls+1)
+	select { // the calls of the other node, which are retried meanwhile, must not hang before it
+	case <-busy:
+	case <-t.Context().Done():
+		t.Fatal("busy is not detached")
+	}
+	calls := f.Plugin.Count(unpublish)
+	f.Plugin.Always(unpublish, hangsFor("id-1"))
 	for i := range workers {
 		f.patchAttachment(of(i), `{"metadata":{"finalizers":null}}`)
 	}
-	f.Wait(unpublish, calls+1+limit)
+	f.Wait(unpublish, calls+limit)
 	f.detach("answers")
 	f.untilOf("answers", "is deleted", isDeleted)
 	f.Plugin.Always(unpublish, nil)

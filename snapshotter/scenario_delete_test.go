@@ -136,7 +136,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 			f.remains(name == "annotation_removed", AnnBeingCreated)
 		})
 	}
-	// Of these codes, one may be answered for ever: the source of the snapshot may be deleted.
+	// A full storage system, or a deleted source, may stay as it is.
 	for _, code := range []codes.Code{codes.ResourceExhausted, codes.NotFound} {
 		t.Run("041_060_indeterminate_then_"+code.String(), func(t *testing.T) {
 			f := scenario(t, csitest.Config{}, nil)

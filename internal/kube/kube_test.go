@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
@@ -464,7 +465,7 @@ func informersFor(t *testing.T, c *kubetest.ControlPlane, cfg kubernetes.Interfa
 
 // TestOwnWritesAreSeenAtOnce races the overlay against the watch.
 func TestOwnWritesAreSeenAtOnce(t *testing.T) {
-	c, pv := live(t, func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = "own-writes" })
+	c, pv := live(t, func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = rand.String(10) })
 	informers := informersFor(t, c, c.Client())
 	volumes := informers.Volumes()
 	own := NewMutationCache(volumes)
