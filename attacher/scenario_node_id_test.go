@@ -121,18 +121,21 @@ func TestAttacherScenarioNodeID(t *testing.T) {
 	})
 	t.Run("042_deleted_by_force_after_the_change", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		gate := make(chan struct{})
-		f.Plugin.Next(publish, indeterminate,
-			func(_ context.Context, _ *csitest.Plugin, _ any, do func() (any, error)) (any, error) {
-				<-gate
-				return do()
-			})
+		began, gate := make(chan struct{}), make(chan struct{})
+		f.Plugin.Always(publish, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+			if request.(*csi.ControllerPublishVolumeRequest).NodeId == "id-1" { // also if it is repeated before the ID changes
+				return indeterminate(ctx, p, request, do)
+			}
+			close(began)
+			<-gate
+			return do()
+		})
 		f.node("id-1")
 		f.volume(withModes(rwx))
 		f.attach("va1", nil)
 		f.until("was published", attachError("slow"))
 		f.nodeID("new")
-		f.Wait(publish, 2)
+		<-began
 		f.deleteByForce(f.Unique("va1"), 0)
 		close(gate)
 		f.Wait(unpublish, 2)
