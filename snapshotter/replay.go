@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -149,7 +148,7 @@ func (l *loop[T, C]) stillExists(ctx context.Context, key contentKey, r *replay)
 	return false, nil
 }
 
-// repeat repeats the CreateSnapshot of r and sets its answer, unless no snapshot exists.
+// repeat repeats the CreateSnapshot of r and sets its answer, unless an error ends the wait for it.
 func (l *loop[T, C]) repeat(ctx context.Context, key contentKey, r *replay, secrets map[string]string) error {
 	release, err := l.c.shareVolumes(ctx, r.content)
 	if err != nil {
@@ -162,13 +161,17 @@ func (l *loop[T, C]) repeat(ctx context.Context, key contentKey, r *replay, secr
 		return err
 	}
 	a, err := l.calls.create(call, r.content, r.request, secrets)
-	switch {
-	case err != nil && csiclient.ExcludesEarlier(err):
+	if err != nil {
+		ended, remains := l.memories.get(key.UID).endedBy(r.content, err, r.request.Name)
+		if !ended || ctx.Err() != nil {
+			return err
+		}
 		l.replays.end(key.UID)
 		l.memories.forget(key.UID)
+		if remains != "" {
+			l.announceWarning(r.content, remains, r.content.deleted, remains)
+		}
 		return nil
-	case err != nil:
-		return err
 	}
 	r.answer = a
 	l.replays.answered(key.UID, a)

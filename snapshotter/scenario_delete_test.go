@@ -336,6 +336,17 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 			}
 		})
 	}
+	t.Run("content_and_source_removed_during_the_repeated_call", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.blockedByOutcome()
+		f.Plugin.Always(createSnapshot, csitest.Fail(codes.NotFound, "no source"))
+		f.Plugin.Next(createSnapshot, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+			f.patch("v1", `{"metadata":{"finalizers":null}}`)
+			return csitest.Fail(codes.Unavailable, "no")(ctx, p, request, do)
+		})
+		f.until("is deleted", isDeleted)
+		f.waitEvent("Warning SnapshotDeleteError CreateSnapshot is indeterminate", "NotFound", "may remain")
+	})
 	t.Run("finalizer_removed_late_by_an_earlier_leader", func(t *testing.T) {
 		f := newFixture(t, csitest.Config{}, nil)
 		f.class("c1", nil)

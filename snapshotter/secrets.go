@@ -5,9 +5,6 @@ package snapshotter
 
 import (
 	"fmt"
-	"maps"
-	"os"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -57,11 +54,11 @@ func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, e
 	tokens := map[string]string{content + ".name": c.meta.Name, object + ".namespace": c.ref.Namespace}
 	ref := &corev1.SecretReference{}
 	var err error
-	if ref.Namespace, err = expand(keyNamespace, namespace, tokens, validation.IsDNS1123Label); err != nil {
+	if ref.Namespace, err = volumerules.ExpandTemplate(keyNamespace, namespace, tokens, validation.IsDNS1123Label); err != nil {
 		return nil, err
 	}
 	tokens[object+".name"] = c.ref.Name
-	if ref.Name, err = expand(keyName, name, tokens, validation.IsDNS1123Subdomain); err != nil {
+	if ref.Name, err = volumerules.ExpandTemplate(keyName, name, tokens, validation.IsDNS1123Subdomain); err != nil {
 		return nil, err
 	}
 	return d.permitted(ref)
@@ -70,24 +67,4 @@ func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, e
 // permitted returns ref, or an error if --secret-namespaces excludes it.
 func (d driver) permitted(ref *corev1.SecretReference) (*corev1.SecretReference, error) {
 	return ref, volumerules.Secrets{Provisioner: ref}.Permitted(d.SecretNamespaces)
-}
-
-// expand replaces the tokens of a template and validates the result.
-func expand(parameter, template string, tokens map[string]string, validate func(string) []string) (string, error) {
-	unknown := map[string]bool{}
-	result := os.Expand(template, func(token string) string {
-		value, ok := tokens[token]
-		if !ok {
-			unknown[token] = true
-		}
-		return value
-	})
-	if len(unknown) > 0 {
-		return "", fmt.Errorf("class parameter %q: template %q has unknown tokens %q", parameter, template,
-			slices.Sorted(maps.Keys(unknown)))
-	}
-	if problems := validate(result); len(problems) > 0 {
-		return "", fmt.Errorf("class parameter %q: template %q resolves to the invalid name %q: %v", parameter, template, result, problems)
-	}
-	return result, nil
 }

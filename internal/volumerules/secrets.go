@@ -137,14 +137,16 @@ func ResolveSecret(purpose Purpose, parameters map[string]string, scope SecretSc
 	}
 	tokens := map[string]string{"pv.name": scope.Volume, "pvc.namespace": scope.Namespace}
 	ref := &corev1.SecretReference{}
-	if ref.Namespace, err = expand(from.parameter("namespace"), template.Namespace, tokens, validation.IsDNS1123Label); err != nil {
+	ref.Namespace, err = ExpandTemplate(ParameterPrefix+from.parameter("namespace"), template.Namespace, tokens, validation.IsDNS1123Label)
+	if err != nil {
 		return nil, err
 	}
 	tokens["pvc.name"] = scope.Claim
 	for key, value := range scope.Annotations {
 		tokens["pvc.annotations['"+key+"']"] = value
 	}
-	if ref.Name, err = expand(from.parameter("name"), template.Name, tokens, validation.IsDNS1123Subdomain); err != nil {
+	ref.Name, err = ExpandTemplate(ParameterPrefix+from.parameter("name"), template.Name, tokens, validation.IsDNS1123Subdomain)
+	if err != nil {
 		return nil, err
 	}
 	return ref, nil
@@ -224,8 +226,9 @@ func (p Purpose) value(parameters map[string]string, suffix, deprecatedSuffix st
 	return value, nil
 }
 
-// expand replaces the tokens of a template and validates the result.
-func expand(parameter, template string, tokens map[string]string, validate func(string) []string) (string, error) {
+// ExpandTemplate replaces the tokens in the template of a secret's namespace or name, which is the value of a class parameter, and
+// validates the result.
+func ExpandTemplate(parameter, template string, tokens map[string]string, validate func(string) []string) (string, error) {
 	unknown := map[string]bool{}
 	result := os.Expand(template, func(token string) string {
 		value, ok := tokens[token]
@@ -235,12 +238,11 @@ func expand(parameter, template string, tokens map[string]string, validate func(
 		return value
 	})
 	if len(unknown) > 0 {
-		return "", fmt.Errorf("class parameter %q: template %q has unknown tokens %q",
-			ParameterPrefix+parameter, template, slices.Sorted(maps.Keys(unknown)))
+		return "", fmt.Errorf("class parameter %q: template %q has unknown tokens %q", parameter, template,
+			slices.Sorted(maps.Keys(unknown)))
 	}
 	if problems := validate(result); len(problems) > 0 {
-		return "", fmt.Errorf("class parameter %q: template %q resolves to the invalid name %q: %v",
-			ParameterPrefix+parameter, template, result, problems)
+		return "", fmt.Errorf("class parameter %q: template %q resolves to the invalid name %q: %v", parameter, template, result, problems)
 	}
 	return result, nil
 }
