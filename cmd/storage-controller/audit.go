@@ -132,7 +132,7 @@ func connectOnce(ctx context.Context, cfg csiclient.Config) (*csiclient.Client, 
 	if err != nil {
 		return nil, csiclient.Driver{}, err
 	}
-	limited, cancel := context.WithTimeoutCause(ctx, cfg.Timeout, fmt.Errorf("no answer within --timeout=%v. Run doctor for details",
+	limited, cancel := context.WithTimeoutCause(ctx, cfg.Timeout, fmt.Errorf("not ready within --timeout=%v. Run doctor for details",
 		cfg.Timeout))
 	defer cancel()
 	driver, err := csi.Connect(limited)

@@ -212,7 +212,7 @@ func TestAuditOfWhatIsStuck(t *testing.T) {
 		args []string
 	}{
 		{1, "persistentvolumes", []string{"--kubeconfig", func() string { k, _, _ := e.as("stranger"); return k }()}},
-		{1, "no answer within", []string{"--csi-address=/nowhere/csi.sock", "--timeout=300ms"}},
+		{1, "not ready within", []string{"--csi-address=/nowhere/csi.sock", "--timeout=300ms"}},
 		{2, "--settle: must be positive", []string{"--settle=0s"}},
 	} {
 		if _, stderr, code := e.once(nil, "audit", c.args...); code != c.code || !strings.Contains(stderr, c.text) {

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -265,7 +266,12 @@ func TestDoctorWithoutTheDriver(t *testing.T) {
 	e.plugin.Always("Probe", csitest.Hang())
 	d = e.diagnose(3, nil, "--timeout=1s")
 	d.has("socket", doctor.OK, "accepts")
-	d.has("driver", doctor.Failure, "no answer within --timeout=1s")
+	d.has("driver", doctor.Failure, "not ready within --timeout=1s")
+	d.has("driver", doctor.Failure, "the driver does not answer")
+	e.plugin.Always("Probe", csitest.Fail(codes.Internal, "array lost"))
+	d = e.diagnose(3, nil, "--timeout=1s")
+	d.has("driver", doctor.Failure, "Internal desc = array lost")
+	d.has("driver", doctor.Failure, "the driver answers with code Internal")
 	e.plugin.Always("Probe", nil)
 
 	named := []string{"doctor", "-o", "json", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name()}

@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/status"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 )
@@ -30,7 +31,7 @@ func (e *examination) askDriver(ctx context.Context) {
 			"Set --csi-address where the socket can be reached")
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Timeout, fmt.Errorf("no answer within --timeout=%v", cfg.Timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Timeout, fmt.Errorf("not ready within --timeout=%v", cfg.Timeout))
 	defer cancel()
 	if err := dial(ctx, strings.TrimPrefix(cfg.Address, "unix://")); err != nil {
 		e.add("socket", Failure, socketHint(err), "%s: %v", cfg.Address, err)
@@ -47,7 +48,12 @@ func (e *examination) askDriver(ctx context.Context) {
 	answer, err := client.Connect(ctx)
 	if err != nil {
 		hint := "check the log of the driver's container"
-		if errors.Is(err, context.Cause(ctx)) {
+		answered, isStatus := status.FromError(err)
+		switch {
+		case isStatus:
+			hint = fmt.Sprintf("the driver answers with code %v: check the log of its container, and its connection to the storage system",
+				answered.Code())
+		case errors.Is(err, context.Cause(ctx)):
 			hint = "the driver does not answer or is not ready: check the log of its container, and its connection to the storage system"
 		}
 		e.add("driver", Failure, hint, "%v", err)
