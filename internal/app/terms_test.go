@@ -324,7 +324,8 @@ func TestFirstListsWaitForTheAPIServer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeoutCause(t.Context(), 5*time.Second, errors.New("still waiting"))
+		wait := map[string]time.Duration{"gave up": time.Minute, "still waiting": time.Second}
+		ctx, cancel := context.WithTimeoutCause(t.Context(), wait[want], errors.New("still waiting"))
 		defer cancel()
 		terms := &terms{informers: kube.NewInformers(client, nil, "a.b"), limit: 100 * time.Millisecond}
 		terms.informers.For("x").Attachments()

@@ -250,14 +250,6 @@ func (f *fixture) stays(d time.Duration, objects ...metav1.Object) {
 	f.untouched(objects...)
 }
 
-// soon checks that no more than limit has passed since begin.
-func (f *fixture) soon(what string, begin time.Time, limit time.Duration) {
-	f.Helper()
-	if d := time.Since(begin); d > limit {
-		f.Errorf("%s after %v, want %v at most", what, d, limit)
-	}
-}
-
 // cached waits until the caches of the controller have the object that get returns, or do not have it.
 func cached[T metav1.Object](f *fixture, informer kube.Informer[T], key string, check func(obj T, exists bool) bool) {
 	f.Helper()

@@ -47,7 +47,6 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		begin := time.Now()
 		f.deleteNode("n")
 		n := f.missing("n")
-		f.soon("the record exists", begin, grace)
 		f.untouched(pvc)
 		if n.Node != f.name("n") || n.UID == "" || n.Since.Before(begin) || n.Since.After(time.Now()) {
 			t.Errorf("the record is %+v, the Node was deleted at %v", n, begin)

@@ -108,14 +108,14 @@ func TestNotSynced(t *testing.T) {
 func TestMemoryIsBounded(t *testing.T) {
 	f, stop := alone(t)
 	defer stop()
-	url := "https://" + f.s.Address() + "/pod/mutate?timeout=600ms"
+	url := "https://" + f.s.Address() + "/pod/mutate?timeout="
 	web, answered := f.web(), make(chan int)
 	var bodies []*io.PipeWriter
 	for range maxBodies / maxBody {
 		body, w := io.Pipe()
 		bodies = append(bodies, w)
 		go func() {
-			response, err := web.Post(url, "application/json", body)
+			response, err := web.Post(url+"30s", "application/json", body)
 			if err != nil {
 				answered <- 0
 				return
@@ -128,7 +128,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	ask := func(want int) func(context.Context) error {
 		return func(context.Context) error {
-			response, err := web.Post(url, "application/json", bytes.NewReader(reviewOf(t, "n", "pods", podOf("p"))))
+			response, err := web.Post(url+"600ms", "application/json", bytes.NewReader(reviewOf(t, "n", "pods", podOf("p"))))
 			if err != nil {
 				return err
 			}
