@@ -1,4 +1,4 @@
-# All targets need Go, git and make; the tests also need a C compiler for the race detector.
+# All targets need Go, git and make; test-all and test-browser also need a C compiler for the race detector.
 SHELL := /bin/bash
 BIN := bin
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
@@ -16,20 +16,36 @@ build: ## Build the static, stripped program into bin/
 	$(PURE) go build -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/storage-controller ./cmd/storage-controller
 
 .PHONY: demo
-demo: ## Run the demo on a real control plane; ARGS=--stay keeps it running
-	@echo "Compiling the demo. The first run on a machine compiles a Kubernetes control plane too, which takes minutes."
-	@set -o pipefail; $(PURE) go build -v -tags grpcnotrace -o $(BIN)/demo ./test/demo 2>&1 | \
+demo: ## Run the demo on a simulated cluster, with REAL=1 on a real control plane; ARGS=--stay keeps it running
+	@set -o pipefail; $(PURE) go build -v -tags grpcnotrace -o $(BIN)/demo.d/ ./test/demo ./test/hostdriver ./cmd/storage-controller 2>&1 | \
 		awk '/ / { print; next } ++n % 100 == 0 { print "  … " n " packages compiled"; fflush() }'
-	@$(BIN)/demo $(ARGS)
+	@$(BIN)/demo.d/demo $(if $(REAL),--real) $(ARGS)
 
 # Lint runs the checks of go vet, which go test would repeat in part, for all dependencies with the race detector again.
 VETTED := -vet=off
 
-# Tests and control planes, too: each process takes more memory and a tenth less CPU time.
-test test-browser: export GOGC ?= 400
+# What a change of a branch can break at once; PKGS=./... checks all packages.
+PKGS ?= $(sort ./test/layout $(shell git diff --name-only --diff-filter=d $$(git merge-base origin/main HEAD 2>/dev/null || echo HEAD) -- '*.go' | \
+	grep -vE '^(release|test/(conformance|controlplane|deploy|lint|reference|snapshotcontroller))/' | xargs -r dirname | sed 's|^|./|'))
+
+.PHONY: check
+check: ## Check formatting, lint and short tests of the packages that differ from origin/main, in a minute; PKGS=./... checks all
+	@out="$$(gofmt -l .)"; if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
+	$(PURE) go build -C test/lint -o ../../$(BIN)/lint .
+	$(PURE) $(BIN)/lint -tags browser $(PKGS)
+	$(PURE) go test $(VETTED) -short $(PKGS)
 
 .PHONY: test
-test: lint ## Run the linters and all tests, with the race detector
+test: ## Run all tests that need no real control plane: they use an API server in memory
+	$(PURE) go test $(VETTED) -p 3 -timeout 30m ./nodecontroller/nodecleanup ./...
+
+# Each process takes more memory and a tenth less CPU time.
+test-all test-browser: export GOGC ?= 400
+# A real etcd and kube-apiserver.
+test-all test-browser: export KUBETEST := real
+
+.PHONY: test-all
+test-all: lint ## Run the linters and all tests on a real control plane, with the race detector; needs a C compiler
 	$(MAKE) --no-print-directory -j 2 test-race test-others
 
 .PHONY: test-race
@@ -63,10 +79,6 @@ generate: ## Write generated files: pages in docs/, tables, copies in the chart
 	UPDATE=1 go test -count=1 -run TestRules ./internal/tools/doctor
 	UPDATE=1 go test -count=1 -run 'TestDocs|TestMigrateCommand' ./cmd/storage-controller ./internal/app ./test/layout
 	UPDATE=1 go test -count=1 -run TestChartHasTheFiles ./test/e2e
-
-.PHONY: scenarios
-scenarios: ## Print the tested acceptance scenarios; ARGS=-missing prints the untested
-	@go run ./test/scenarios $(ARGS)
 
 .PHONY: fuzz
 fuzz: ## Fuzz each target for FUZZTIME (default 30s)

@@ -259,8 +259,10 @@ func attacherScenarioState(t *testing.T) {
 		}
 		f.node("id-1")
 		f.until("is attached", isAttached)
-		_, err = term.sync(t.Context(), keyOf(s.attachment))
-		f.Must(err)
+		kubetest.Eventually(t, "the cache has the finalizer", func(ctx context.Context) error {
+			_, err := term.sync(ctx, keyOf(s.attachment))
+			return err
+		})
 		f.Calls(unpublish, 0)
 	})
 	for name, tt := range map[string]struct {

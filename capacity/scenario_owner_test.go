@@ -56,6 +56,7 @@ func (f *fixture) pod(name string, owners []metav1.OwnerReference) *corev1.Pod {
 // statefulPod makes a StatefulSet with the pod "driver-0".
 func (f *fixture) statefulPod() *appsv1.StatefulSet {
 	f.Helper()
+	kubetest.NeedReal(f)
 	set, err := f.Client.AppsV1().StatefulSets(f.Namespace).Create(f.Context(), &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "driver"},
 		Spec:       appsv1.StatefulSetSpec{Selector: &metav1.LabelSelector{MatchLabels: podTemplate().Labels}, Template: podTemplate()},
@@ -68,6 +69,7 @@ func (f *fixture) statefulPod() *appsv1.StatefulSet {
 // deployedPod makes a Deployment with a ReplicaSet and the pod "driver-x".
 func (f *fixture) deployedPod() (*appsv1.Deployment, *appsv1.ReplicaSet, *corev1.Pod) {
 	f.Helper()
+	kubetest.NeedReal(f)
 	selector := &metav1.LabelSelector{MatchLabels: podTemplate().Labels}
 	deployment, err := f.Client.AppsV1().Deployments(f.Namespace).Create(f.Context(), &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: "driver"}, Spec: appsv1.DeploymentSpec{Selector: selector, Template: podTemplate()},
@@ -85,6 +87,7 @@ func (f *fixture) deployedPod() (*appsv1.Deployment, *appsv1.ReplicaSet, *corev1
 // and returns which objects were read.
 func (f *fixture) owner(pod string, level int, resources ...string) (ref *metav1.OwnerReference, read []string, err error) {
 	f.Helper()
+	kubetest.NeedReal(f)
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{GenerateName: "owner-"}}
 	for _, r := range resources {
 		group, resource, _ := strings.Cut(r, "/")
@@ -101,7 +104,7 @@ func (f *fixture) owner(pod string, level int, resources ...string) (ref *metav1
 	}, metav1.CreateOptions{})
 	f.Must(err)
 	if len(resources) > 0 { // the authorizer sees new rules a moment later
-		cfg := f.ControlPlane.UserConfig(user)
+		cfg := f.ControlPlane.UserConfig(f, user)
 		meta, err := metadata.NewForConfig(cfg)
 		f.Must(err)
 		pods := meta.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(f.Namespace)
@@ -114,7 +117,7 @@ func (f *fixture) owner(pod string, level int, resources ...string) (ref *metav1
 		})
 	}
 	var mu sync.Mutex
-	proxy := kubetest.Proxy(f, f.ControlPlane.UserConfig(user), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+	proxy := kubetest.Proxy(f, f.ControlPlane.UserConfig(f, user), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		if _, path, in := strings.Cut(r.URL.Path, "/namespaces/"+f.Namespace+"/"); in {
 			mu.Lock()
 			read = append(read, r.Method+" "+path)

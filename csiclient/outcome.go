@@ -71,6 +71,12 @@ func OutcomeOf(err error) Outcome {
 	return Final
 }
 
+// Answered reports whether err has a gRPC status: the driver or its connection has answered.
+func Answered(err error) bool {
+	var ofCall interface{ GRPCStatus() *status.Status }
+	return errors.As(err, &ofCall)
+}
+
 // ExcludesEarlier reports whether err, with which a repeated call has failed, also means that the equal calls before it have no
 // effect: the driver refuses the arguments. All other errors may be those of a step that comes before the search for an existing
 // volume or snapshot.

@@ -198,6 +198,7 @@ func loseLease(t *testing.T, holder string) {
 }
 
 func TestAPIServerAway(t *testing.T) {
+	kubetest.NeedReal(t)
 	c, err := kubetest.Start(t.Context(), kubetest.Config{})
 	if err != nil {
 		t.Fatal(err)

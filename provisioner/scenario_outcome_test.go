@@ -490,6 +490,7 @@ func manyNodes(t *testing.T, protection Protection, n int, text string) {
 
 // volumeRefused has the driver return volumes whose PersistentVolume the API server cannot store. The next response is correct.
 func volumeRefused(t *testing.T) {
+	kubetest.NeedReal(t) // validation of label keys, and limits of sizes
 	large := csitest.Alter(func(r *csi.CreateVolumeResponse) {
 		r.Volume.VolumeContext = map[string]string{"x": strings.Repeat("x", 2<<20)}
 	})

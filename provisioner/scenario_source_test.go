@@ -508,6 +508,7 @@ func provisionerScenarioSource(t *testing.T) {
 	})
 
 	t.Run("060_no_permission_to_protect", func(t *testing.T) {
+		kubetest.NeedReal(t)
 		f := copying(t, nil)
 		s := f.snapshot(f.Namespace, "s", nil)
 		f.Crash()
@@ -526,7 +527,7 @@ func provisionerScenarioSource(t *testing.T) {
 				Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}}}, metav1.CreateOptions{})
 		f.Must(err)
 		admin := f.snapshots
-		f.snapshots, err = snapshotclient.NewForConfig(kube.ForCustomResources(f.ControlPlane.UserConfig(user)))
+		f.snapshots, err = snapshotclient.NewForConfig(kube.ForCustomResources(f.ControlPlane.UserConfig(t, user)))
 		f.Must(err)
 		f.start()
 		f.snapshots = admin

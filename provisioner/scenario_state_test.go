@@ -1445,6 +1445,7 @@ func (f *fixture) secret(name, value string) {
 // userWith returns the configuration of a user with the permissions of rule only.
 func (f *fixture) userWith(rule rbacv1.PolicyRule) *rest.Config {
 	f.Helper()
+	kubetest.NeedReal(f)
 	name := f.Namespace + "-user"
 	rbac := f.Client.RbacV1()
 	_, err := rbac.ClusterRoles().Create(
@@ -1469,7 +1470,7 @@ func (f *fixture) userWith(rule rbacv1.PolicyRule) *rest.Config {
 		}
 		return err
 	})
-	return f.ControlPlane.UserConfig(name)
+	return f.ControlPlane.UserConfig(f, name)
 }
 
 // metric is the sum of the values, or of the numbers of observations, of the metrics of

@@ -75,6 +75,7 @@ func (f *fixture) looks(n int) {
 // quota limits the requests for storage in the namespace. The test plays the controller that fills its status.
 func (f *fixture) quota(hard string) {
 	f.Helper()
+	kubetest.NeedReal(f)
 	quotas := f.Client.CoreV1().ResourceQuotas(f.Namespace)
 	q, err := quotas.Create(f.Context(), &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"},
 		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourceRequestsStorage: resource.MustParse(hard)}}},

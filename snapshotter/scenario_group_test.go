@@ -453,6 +453,7 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 		f.writes(5, 0)
 	})
 	t.Run("v1beta2", func(t *testing.T) {
+		kubetest.NeedReal(t) // converts versions
 		f := newFixture(t, csitest.Config{Groups: true}, nil)
 		f.groupClass(nil)
 		notFound := func(r request) int {

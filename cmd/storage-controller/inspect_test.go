@@ -118,7 +118,7 @@ func deployment(t *testing.T, cp *kubetest.ControlPlane, ns string) {
 // TestDoctorOfAWorkload: doctor takes flags, environment, file and ServiceAccount from a Deployment, and prints the
 // permissions that the ServiceAccount lacks.
 func TestDoctorOfAWorkload(t *testing.T) {
-	cp := kubetest.Get(t)
+	cp := kubetest.Get(t, kubetest.Real())
 	ns := kubetest.Namespace(t, cp)
 	for _, name := range append([]string{"STORAGE_CONTROLLER_MAX_ENTRIES", "KUBECONFIG"}, podVariables...) {
 		t.Setenv(name, "") // restored at the end

@@ -79,7 +79,7 @@ func sidecarContainers(t *testing.T) []sidecarContainer {
 // running. livenessprobe reports a healthy driver. The address of the socket and of the HTTP endpoint differ
 // from the manifest. A fork's own flags are refused by name.
 func TestCommandLinesOfPublishedManifests(t *testing.T) {
-	c := kubetest.Get(t)
+	c := kubetest.Get(t, kubetest.Real())
 	kubetest.InstallCRDs(t, c)
 	const node = "sidecars-node"
 	if err := kubetest.CreateNode(t.Context(), c.Client(), kubetest.NodeSpec{Name: node}); err != nil {

@@ -24,7 +24,7 @@ import (
 // TestRoleWithoutPermissions: in "all", the provisioner may not list and watch PersistentVolumeClaims. It is
 // disabled and the attacher works, until the permission is granted. A provisioner that is named ends the process.
 func TestRoleWithoutPermissions(t *testing.T) {
-	cp := kubetest.Get(t)
+	cp := kubetest.Get(t, kubetest.Real())
 	for name, args := range map[string][]string{
 		"not named": nil,
 		"named":     {"--controllers=provisioner,attacher"},
@@ -84,7 +84,7 @@ func termsOf(t *testing.T, cp *kubetest.ControlPlane, user string, args []string
 	}
 	t.Cleanup(func() { p.csi.Close() })
 	services, stopServices := context.WithCancel(context.WithoutCancel(t.Context()))
-	terms, err := p.build(t.Context(), services, cp.UserConfig(user))
+	terms, err := p.build(t.Context(), services, cp.UserConfig(t, user))
 	if err != nil {
 		stopServices()
 		t.Fatal(err)

@@ -26,7 +26,7 @@ import (
 
 func TestNodecontrollerScenarioSecureMetrics(t *testing.T) {
 	t.Run("085_who_may_see_the_metrics", func(t *testing.T) {
-		cp := kubetest.Get(t)
+		cp := kubetest.Get(t, kubetest.Real())
 		ns := kubetest.Namespace(t, cp)
 		client := cp.Client()
 		reader, stranger := token(t, client, ns, "reader"), token(t, client, ns, "stranger")
@@ -81,7 +81,7 @@ func TestNodecontrollerScenarioSecureMetrics(t *testing.T) {
 // serveSecurely runs the server of a process that acts as user, and returns its address.
 func serveSecurely(t *testing.T, cp *kubetest.ControlPlane, user string) string {
 	t.Helper()
-	proxy := kubetest.Proxy(t, cp.UserConfig(user), func(w http.ResponseWriter, r *http.Request,
+	proxy := kubetest.Proxy(t, cp.UserConfig(t, user), func(w http.ResponseWriter, r *http.Request,
 		pass http.Handler) {
 		pass.ServeHTTP(w, r)
 	})

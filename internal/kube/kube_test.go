@@ -440,7 +440,7 @@ func restricted(t *testing.T, c *kubetest.ControlPlane, verbs []string) kubernet
 	if _, err := c.Client().RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	client, err := kubernetes.NewForConfig(c.UserConfig(name))
+	client, err := kubernetes.NewForConfig(c.UserConfig(t, name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -615,7 +615,7 @@ func TestMutationCacheForgetsObservedWrites(t *testing.T) {
 
 func TestSyncedNamesForbiddenResources(t *testing.T) {
 	c := kubetest.Get(t, kubetest.WithAudit())
-	client, err := kubernetes.NewForConfig(c.UserConfig("no-permissions"))
+	client, err := kubernetes.NewForConfig(c.UserConfig(t, "no-permissions"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"testing"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -44,6 +46,7 @@ type Config struct {
 	SnapshotController bool
 	// Progress, if not nil, receives messages about the build and the start.
 	Progress io.Writer
+	real     bool // see [Real]
 }
 
 // ControlPlane is a running control plane.
@@ -60,6 +63,7 @@ type ControlPlane struct {
 	client  kubernetes.Interface
 
 	snapshots snapshotController
+	memory    *httptest.Server // nil: etcd and the API server are real
 }
 
 // Start starts a control plane and returns when it serves. The control plane exits with this process,
@@ -147,6 +151,10 @@ func (c *ControlPlane) Stop() {
 			c.stdin.Close()
 			<-c.exited
 		}
+		if c.memory != nil {
+			c.memory.CloseClientConnections() // watches go on else
+			c.memory.Close()
+		}
 		if c.temp {
 			os.RemoveAll(c.cfg.Dir)
 		}
@@ -179,8 +187,10 @@ func (c *ControlPlane) PID(component string) int {
 	return 0
 }
 
-// UserConfig returns the client configuration of a user with the permissions that RBAC grants.
-func (c *ControlPlane) UserConfig(name string, groups ...string) *rest.Config {
+// UserConfig returns the client configuration of a user with the permissions that RBAC grants, for which t needs a real control plane.
+func (c *ControlPlane) UserConfig(t testing.TB, name string, groups ...string) *rest.Config {
+	t.Helper()
+	NeedReal(t)
 	cfg := c.Config()
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: append(groups, "system:authenticated")}
 	return cfg

@@ -155,7 +155,7 @@ func TestRestartKeepsData(t *testing.T) {
 
 func TestUsersHaveOnlyWhatRBACGrants(t *testing.T) {
 	c := Get(t, WithAudit())
-	client, err := kubernetes.NewForConfig(c.UserConfig("another"))
+	client, err := kubernetes.NewForConfig(c.UserConfig(t, "another"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,6 +165,7 @@ func TestUsersHaveOnlyWhatRBACGrants(t *testing.T) {
 }
 
 func TestTwoSideBySide(t *testing.T) {
+	NeedReal(t)
 	first := Get(t, WithAudit())
 	second, err := Start(t.Context(), Config{})
 	if err != nil {
@@ -185,6 +186,7 @@ func TestTwoSideBySide(t *testing.T) {
 }
 
 func TestSnapshotController(t *testing.T) {
+	NeedReal(t)
 	c, err := Start(t.Context(), Config{SnapshotController: true})
 	if err != nil {
 		t.Fatal(err)
@@ -326,6 +328,7 @@ func TestContentHashFollowsTheProgram(t *testing.T) {
 }
 
 func TestStopRemovesTheTemporaryDirectory(t *testing.T) {
+	NeedReal(t)
 	temporary, err := Start(t.Context(), Config{})
 	if err != nil {
 		t.Fatal(err)

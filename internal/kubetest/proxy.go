@@ -4,12 +4,10 @@
 package kubetest
 
 import (
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -61,15 +59,17 @@ func Proxy(t testing.TB, cfg *rest.Config, hook func(w http.ResponseWriter, r *h
 func WriteKubeconfig(t testing.TB, cfg *rest.Config) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := SaveKubeconfig(path, cfg); err != nil {
+		t.Fatalf("writing a kubeconfig: %v", err)
+	}
+	return path
+}
+
+// SaveKubeconfig writes a kubeconfig for the server of cfg, which must need no authentication.
+func SaveKubeconfig(path string, cfg *rest.Config) error {
 	config := clientcmdapi.NewConfig()
 	config.Clusters["c"] = &clientcmdapi.Cluster{Server: cfg.Host}
 	config.Contexts["c"] = &clientcmdapi.Context{Cluster: "c"}
 	config.CurrentContext = "c"
-	if err := clientcmd.WriteToFile(*config, path); err != nil {
-		t.Fatal(fmt.Errorf("writing a kubeconfig: %w", err))
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return clientcmd.WriteToFile(*config, path)
 }

@@ -35,6 +35,20 @@ func WithAudit() Option { return func(c *Config) { c.Audit = true } }
 // snapshot-controller.log in [ControlPlane.Dir].
 func WithSnapshotController() Option { return func(c *Config) { c.SnapshotController = true } }
 
+// Real asks for a real API server: the test needs etcd, RBAC, admission webhooks, server-side apply, CRDs that do not exist, or
+// an API server that is stopped.
+func Real() Option { return func(c *Config) { c.real = true } }
+
+// NeedReal skips t unless the control plane of the tests is real, which KUBETEST=real selects.
+func NeedReal(t testing.TB) {
+	t.Helper()
+	if !isReal() {
+		t.Skip("needs a real control plane: set KUBETEST=real, or run make test-all")
+	}
+}
+
+func isReal() bool { return os.Getenv("KUBETEST") == "real" }
+
 var shared struct {
 	sync.Mutex
 	controlPlane *ControlPlane
@@ -42,10 +56,17 @@ var shared struct {
 	config       Config
 }
 
-// Get returns the control plane of this test binary. The first call starts it with its options; a
-// later call must not add options.
+// Get returns the control plane of this test binary. With KUBETEST=real it is a real one: the first call starts it with its
+// options, and a later call must not add options. Otherwise it is an API server in memory, and tests with options are skipped.
+// With -short, all are skipped.
 func Get(t testing.TB, opts ...Option) *ControlPlane {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("needs an API server, which -short excludes")
+	}
+	if len(opts) > 0 {
+		NeedReal(t)
+	}
 	shared.Lock()
 	defer shared.Unlock()
 	var cfg Config
@@ -55,13 +76,17 @@ func Get(t testing.TB, opts ...Option) *ControlPlane {
 	if shared.controlPlane == nil && shared.err == nil {
 		shared.config = cfg
 		cfg.Progress = firstBuild{}
-		shared.controlPlane, shared.err = Start(t.Context(), cfg)
+		start := startInMemory
+		if isReal() {
+			start = Start
+		}
+		shared.controlPlane, shared.err = start(t.Context(), cfg)
 	}
 	if shared.err != nil {
 		t.Fatalf("starting the control plane: %v", shared.err)
 	}
 	t.Cleanup(func() {
-		if t.Failed() {
+		if t.Failed() && isReal() {
 			t.Log(shared.controlPlane.crashes())
 		}
 	})

@@ -17,6 +17,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 const claimA = "persistentvolumeclaims/a"
@@ -469,7 +471,7 @@ func (f *fixture) without(verb, group, resource string) (allow func()) {
 		}
 	}
 	f.grant(user, user, rules)
-	f.user = f.cp.UserConfig(user)
+	f.user = f.cp.UserConfig(f, user)
 	return func() {
 		f.Helper()
 		f.grant(user+"-more", user, []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{verb}}})
@@ -479,6 +481,7 @@ func (f *fixture) without(verb, group, resource string) (allow func()) {
 // grant creates a ClusterRole for a user.
 func (f *fixture) grant(name, user string, rules []rbacv1.PolicyRule) {
 	f.Helper()
+	kubetest.NeedReal(f)
 	rbac := f.client.RbacV1()
 	_, err := rbac.ClusterRoles().Create(f.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules},
 		metav1.CreateOptions{})

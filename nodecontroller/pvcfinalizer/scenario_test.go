@@ -110,7 +110,7 @@ func TestNodecontrollerScenarioStrip(t *testing.T) {
 		f.HasFinalizers("c", claimtest.PVCProtection)
 	})
 	t.Run("056_strip_without_permission", func(t *testing.T) {
-		f := newFixture(t, func(f *fixture) { strip(f); f.User = f.ControlPlane.UserConfig(f.Namespace) })
+		f := newFixture(t, func(f *fixture) { strip(f); f.User = f.ControlPlane.UserConfig(f, f.Namespace) })
 		f.Claim("c", withFinalizers(f.obsolete(0)))
 		message := f.HasEvent("PersistentVolumeClaim", "c", "NodeCleanupBlocked")
 		if !strings.Contains(message, "forbidden") || !strings.Contains(message, "Grant patch on persistentvolumeclaims") {
@@ -257,7 +257,7 @@ func TestNodecontrollerScenarioEnforce(t *testing.T) {
 	t.Run("058_without_permission", func(t *testing.T) {
 		f := newFixture(t, func(f *fixture) {
 			enforce(PodsAll, 0)(f)
-			f.User = f.ControlPlane.UserConfig(f.Namespace)
+			f.User = f.ControlPlane.UserConfig(f, f.Namespace)
 			f.Grant(f.Namespace, []string{"persistentvolumeclaims", "pods"}, "get", "patch")
 		})
 		f.Claim("c", withFinalizers(f.cfg.Finalizer))

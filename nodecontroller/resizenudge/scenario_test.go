@@ -205,7 +205,7 @@ func TestNodecontrollerScenarioNudge(t *testing.T) {
 		f.Requested("PATCH pods/a", "PATCH pods/a")
 	})
 	t.Run("062_without_permission", func(t *testing.T) {
-		f := newFixture(t, func(f *fixture) { f.User = f.ControlPlane.UserConfig(f.Namespace) })
+		f := newFixture(t, func(f *fixture) { f.User = f.ControlPlane.UserConfig(f, f.Namespace) })
 		f.Bound("c", f.Driver)
 		f.Grow("c", time.Now())
 		f.Pod("a", "c", "n", nil)

@@ -51,7 +51,7 @@ type fixture struct {
 
 func setup(t testing.TB, change func(*fixture)) *fixture {
 	t.Helper()
-	f := &fixture{TB: t, cp: kubetest.Get(t)}
+	f := &fixture{TB: t, cp: kubetest.Get(t, kubetest.Real())}
 	f.client, f.ns = f.cp.Client(), kubetest.Namespace(t, f.cp)
 	f.cfg = Config{
 		Mode: SelfSigned, Secret: "certs", Service: "hook", WebhookConfig: f.ns, Namespace: f.ns,

@@ -405,7 +405,7 @@ func TestForbiddenConfiguration(t *testing.T) {
 func TestShippedPermissions(t *testing.T) {
 	t.Parallel()
 	f := setup(t, func(f *fixture) {
-		f.api = f.cp.UserConfig("system:serviceaccount:" + f.ns + ":storage-controller-nodecontroller")
+		f.api = f.cp.UserConfig(f, "system:serviceaccount:"+f.ns+":storage-controller-nodecontroller")
 		f.grant("../../deploy/rbac/nodecontroller-webhook-certificates/rbac.yaml")
 	})
 	f.configure()

@@ -71,7 +71,7 @@ type fixture struct {
 
 func setup(t testing.TB, change func(*fixture)) *fixture {
 	t.Helper()
-	f := &fixture{TB: t, cp: kubetest.Get(t)}
+	f := &fixture{TB: t, cp: kubetest.Get(t, kubetest.Real())}
 	f.client, f.ns = f.cp.Client(), kubetest.Namespace(t, f.cp)
 	f.cfg = testConfig(f.ns + ".example.com")
 	f.cert, f.ca = servingPair()

@@ -158,7 +158,7 @@ func TestClassNewerThanTheCache(t *testing.T) {
 // TestForbiddenReadIsAnError expects HTTP 500 and not a response if a read is forbidden.
 func TestForbiddenReadIsAnError(t *testing.T) {
 	t.Parallel()
-	f := setup(t, func(f *fixture) { f.api = f.cp.UserConfig("unprivileged") })
+	f := setup(t, func(f *fixture) { f.api = f.cp.UserConfig(f, "unprivileged") })
 	class := f.class("dc1", "dc1")
 	f.claim("c", class, "1Gi")
 	code, body := f.post("/pod/mutate", "application/json", reviewOf(t, f.ns, "pods", podOf("p", claimVolume("v", "c"))))

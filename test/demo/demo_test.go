@@ -20,7 +20,7 @@ func TestDemo(t *testing.T) {
 	}
 	before := os.Stdout
 	os.Stdout = out
-	d := &demo{replicas: 2, begin: time.Now()}
+	d := &demo{pods: 2, real: os.Getenv("KUBETEST") == "real", begin: time.Now()}
 	err = d.run(t.Context(), false)
 	os.Stdout = before
 	d.close()
@@ -29,8 +29,9 @@ func TestDemo(t *testing.T) {
 		t.Fatalf("%v, %v\n%s", err, errRead, text)
 	}
 	t.Logf("%s", text)
-	for _, want := range []string{"attachment of data-web-0 to node-", "PersistentVolumeClaim default/alone", " 0 failures",
-		"/statusz "} {
+	for _, want := range []string{
+		"attachment of data-web-0 to node-", "PersistentVolumeClaim default/stuck",
+		"Secret default/missing (provisioner-secret-name) not found", " 0 failures", "/statusz "} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the demo does not print %q", want)
 		}

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// alone is the number of claims that belong to no StatefulSet.
+	// alone is the number of claims without a pod.
 	alone = 2
 
 	snapshotName    = "backup"

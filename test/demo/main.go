@@ -1,9 +1,9 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo shows storage-controller at work: it starts a real control plane, the
-// host driver and "storage-controller all", has claims and pods live their life, and
-// checks that nothing is left behind. It needs Go, git and make, and nothing else.
+// Command demo shows storage-controller at work: it starts a simulated cluster or a real control plane, the host driver and
+// "storage-controller all", has claims and pods live their life, and checks that nothing is left behind. It needs Go, git and make,
+// and nothing else.
 package main
 
 import (
@@ -28,16 +28,17 @@ import (
 const driverName = "host.storage-controller.example.com"
 
 func main() {
-	replicas := flag.Int("replicas", 3, "replicas of the StatefulSet")
+	pods := flag.Int("pods", 3, "pods with a claim each")
+	real := flag.Bool("real", false, "use a real control plane, which is compiled first")
 	stay := flag.Bool("stay", false, "stay up before everything is deleted, until Ctrl-C")
 	flag.Parse()
-	if *replicas < 2 || *replicas > 100 {
-		fmt.Fprintln(os.Stderr, "demo: --replicas must be between 2 and 100")
+	if *pods < 2 || *pods > 100 {
+		fmt.Fprintln(os.Stderr, "demo: --pods must be between 2 and 100")
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	d := &demo{replicas: *replicas, begin: time.Now()}
+	d := &demo{pods: *pods, real: *real, begin: time.Now()}
 	err := d.run(ctx, *stay)
 	d.close()
 	if err != nil {
@@ -48,13 +49,15 @@ func main() {
 
 // demo is a run of the demonstration.
 type demo struct {
-	replicas int
-	begin    time.Time // of the demo itself, after everything was built
-	step     string    // the one under way, for errors
-	log      string    // that tells most about it
+	pods  int
+	real  bool      // control plane
+	begin time.Time // of the demo itself, after everything was built
+	step  string    // the one under way, for errors
+	log   string    // that tells most about it
 
-	dir       string
-	cp        *kubetest.ControlPlane
+	dir       string // of logs, sockets and volumes
+	programs  string // directory of the programs
+	cp        plane
 	client    kubernetes.Interface
 	endpoint  string // of the diagnostics of storage-controller
 	processes []*exec.Cmd
@@ -69,20 +72,25 @@ func (d *demo) run(ctx context.Context, stay bool) error {
 		log  string
 		do   func(context.Context) error
 	}{
-		{"Building storage-controller and the host driver", "", d.build},
-		{"Starting a Kubernetes control plane", "", d.startControlPlane},
+		{"Programs", "", d.build},
+		{"The cluster", "", d.startControlPlane},
 		{"Starting the host driver: a CSI driver whose volumes are directories", "hostdriver.log", d.startDriver},
 		{"Starting storage-controller all", "storage-controller.log", d.startController},
 		{"Making three nodes in two zones, and two StorageClasses", "", d.makeCluster},
 		{"A claim of a class with immediate binding", "storage-controller.log", d.immediate},
 		{"The claim grows from 1 to 2 GiB", "storage-controller.log", d.expand},
 		{"A snapshot of the claim, and another claim restored from it", "storage-controller.log", d.snapshot},
-		{fmt.Sprintf("A StatefulSet with %d replicas, whose claims wait for their pods", d.replicas), "storage-controller.log",
-			d.statefulSet},
-		{"Scaling down to one replica: volumes are detached and kept", "storage-controller.log", d.scaleDown},
+		{fmt.Sprintf("%d pods, whose claims wait for them", d.pods), "storage-controller.log", d.createPods},
+		{"Deleting all pods but one: volumes are detached and kept", "storage-controller.log", d.deletePods},
 		{"What storage-controller says", "storage-controller.log", func(ctx context.Context) error { return d.look(ctx, stay) }},
 		{"Deleting everything", "storage-controller.log", d.deleteAll},
 		{"Looking for anything that is left", "storage-controller.log", d.nothingLeft},
+	}
+	if d.real {
+		fmt.Println("This demo runs on a real control plane: etcd and Kubernetes. Only the kubelets are simulated.")
+	} else {
+		fmt.Println("This demo runs on a simulated cluster: an API server in memory and the components around it. REAL=1 takes a\n" +
+			"real control plane, which takes minutes to compile. storage-controller and the CSI driver are real processes in both.")
 	}
 	for _, s := range steps {
 		d.step, d.log = s.name, s.log
@@ -143,32 +151,50 @@ func (d *demo) close() {
 	}
 }
 
+// build uses the programs beside this one, where make demo has built them, or builds them.
 func (d *demo) build(ctx context.Context) error {
 	var err error
 	if d.dir, err = os.MkdirTemp("", "demo-"); err != nil {
 		return err
 	}
-	for name, pkg := range map[string]string{"storage-controller": "./cmd/storage-controller", "hostdriver": "./test/hostdriver"} {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "grpcnotrace", "-o", filepath.Join(d.dir, name), pkg)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOGC=400")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("building %s (is this the top of the repository?): %w\n%s", pkg, err, out)
+	d.programs = d.dir
+	if self, err := os.Executable(); err == nil {
+		if _, err := os.Stat(filepath.Join(filepath.Dir(self), "hostdriver")); err == nil {
+			d.programs = filepath.Dir(self)
 		}
 	}
-	if _, err := kubetest.Build(ctx, os.Stdout); err != nil {
-		return err
+	if d.programs == d.dir {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "grpcnotrace", "-o", d.dir+"/", "./cmd/storage-controller",
+			"./test/hostdriver")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOGC=400")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("building (is this the top of the repository?): %w\n%s", err, out)
+		}
+	}
+	if d.real {
+		_, err = kubetest.Build(ctx, os.Stdout)
 	}
 	d.begin = time.Now()
-	return nil
+	return err
 }
 
-func (d *demo) startControlPlane(ctx context.Context) (err error) {
-	d.cp, err = kubetest.Start(ctx, kubetest.Config{Dir: filepath.Join(d.dir, "controlplane"), ControllerManager: true, Scheduler: true,
-		Audit: true, SnapshotController: true, Progress: indented{}})
-	if err == nil {
-		d.client = d.cp.Client()
+func (d *demo) startControlPlane(ctx context.Context) error {
+	if d.real {
+		cp, err := kubetest.Start(ctx, kubetest.Config{Dir: filepath.Join(d.dir, "controlplane"), ControllerManager: true, Scheduler: true,
+			Audit: true, SnapshotController: true, Progress: indented{}})
+		if err != nil {
+			return err
+		}
+		d.cp = cp
+	} else {
+		cp, err := startSimulated(d.dir)
+		if err != nil {
+			return err
+		}
+		d.cp = cp
 	}
-	return err
+	d.client = d.cp.Client()
+	return nil
 }
 
 // indented is standard output, indented.
@@ -188,7 +214,7 @@ func (d *demo) start(name string, args ...string) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(filepath.Join(d.dir, name), args...)
+	cmd := exec.Command(filepath.Join(d.programs, name), args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), "KUBECONFIG=")
 	// Ctrl-C reaches the demo alone, which ends the others in order; none outlives it.

@@ -18,12 +18,10 @@ import (
 	"sync"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -78,6 +76,10 @@ func (d *demo) makeCluster(ctx context.Context) error {
 		}
 		fmt.Printf("  StorageClass %s\n", name)
 	}
+	driver := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName}}
+	if _, err := d.client.StorageV1().CSIDrivers().Create(ctx, driver, metav1.CreateOptions{}); err != nil {
+		return err
+	}
 	playing, stop := context.WithCancel(ctx)
 	var ended sync.WaitGroup
 	ended.Go(func() { kubetest.Kubelets{Client: d.client}.Run(playing) }) // there are no machines behind the nodes
@@ -106,44 +108,75 @@ func (d *demo) immediate(ctx context.Context) error {
 	return err
 }
 
-func (d *demo) statefulSet(ctx context.Context) error {
+// createPods creates pods that spread over the zones, each with a claim.
+func (d *demo) createPods(ctx context.Context) error {
 	labels := map[string]string{"app": "web"}
-	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: appsv1.StatefulSetSpec{
-		Replicas: ptr.To(int32(d.replicas)), ServiceName: "web", Selector: &metav1.LabelSelector{MatchLabels: labels},
-		PodManagementPolicy:  appsv1.ParallelPodManagement,
-		VolumeClaimTemplates: []corev1.PersistentVolumeClaim{claim("data", late)},
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
+	begin := time.Now()
+	for i := range d.pods {
+		c := claim(fmt.Sprintf("data-web-%d", i), late)
+		if _, err := d.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, &c, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		source := corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: c.Name}}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: podName(i), Labels: labels}, Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: ptr.To[int64](0),
+			Volumes:                       []corev1.Volume{{Name: "data", VolumeSource: source}},
 			Containers: []corev1.Container{{Name: "web", Image: "none",
 				VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
 			TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: zoneKey,
 				WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: &metav1.LabelSelector{MatchLabels: labels}}},
-		}},
-	}}
-	begin := time.Now()
-	if _, err := d.client.AppsV1().StatefulSets(namespace).Create(ctx, set, metav1.CreateOptions{}); err != nil {
-		return err
+		}}
+		if _, err := d.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+			return err
+		}
 	}
-	err := d.watch(ctx, begin, func(s state) error { return s.want(alone+d.replicas, d.replicas, d.replicas) })
+	err := d.watch(ctx, begin, func(s state) error { return s.want(alone+d.pods, d.pods, d.pods) })
 	if err == nil {
-		d.numbers = append(d.numbers, fmt.Sprintf("%4.0f ms from a StatefulSet of %d to its last running pod",
-			time.Since(begin).Seconds()*1000, d.replicas))
+		d.numbers = append(d.numbers, fmt.Sprintf("%4.0f ms from %d pods with claims to the last running pod",
+			time.Since(begin).Seconds()*1000, d.pods))
 	}
 	return err
 }
 
-func (d *demo) scaleDown(ctx context.Context) error {
+func podName(i int) string { return fmt.Sprintf("web-%d", i) }
+
+func (d *demo) deletePods(ctx context.Context) error {
 	begin := time.Now()
-	if _, err := d.client.AppsV1().StatefulSets(namespace).Patch(ctx, "web", types.MergePatchType, []byte(`{"spec":{"replicas":1}}`),
-		metav1.PatchOptions{}); err != nil {
+	for i := 1; i < d.pods; i++ {
+		if err := d.client.CoreV1().Pods(namespace).Delete(ctx, podName(i), metav1.DeleteOptions{}); err != nil {
+			return err
+		}
+	}
+	return d.watch(ctx, begin, func(s state) error { return s.want(alone+d.pods, 1, 1) })
+}
+
+// stuck creates a claim whose class names a Secret that does not exist, and waits until storage-controller reports that.
+func (d *demo) stuck(ctx context.Context) error {
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "host-broken"}, Provisioner: driverName,
+		Parameters: map[string]string{
+			"csi.storage.k8s.io/provisioner-secret-name": "missing", "csi.storage.k8s.io/provisioner-secret-namespace": namespace}}
+	if _, err := d.client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	return d.watch(ctx, begin, func(s state) error { return s.want(alone+d.replicas, 1, 1) })
+	c := claim("stuck", class.Name)
+	if _, err := d.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, &c, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	return kubetest.Await(ctx, func(ctx context.Context) error {
+		events, err := d.client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=stuck"})
+		if err == nil && !slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.Reason == "ProvisioningFailed" }) {
+			err = errors.New("claim stuck has no event ProvisioningFailed")
+		}
+		return err
+	})
 }
 
 // look shows what storage-controller says about itself, and stays where that was asked for.
 func (d *demo) look(ctx context.Context, stay bool) error {
-	if err := d.show(ctx, "explain", "pvc", "alone", "-n", namespace, "--kubeconfig", d.cp.Kubeconfig()); err != nil {
+	if err := d.stuck(ctx); err != nil {
+		return err
+	}
+	if err := d.show(ctx, "explain", "pvc", "stuck", "-n", namespace, "--kubeconfig", d.cp.Kubeconfig()); err != nil {
 		return err
 	}
 	if err := d.show(ctx, "doctor", "--leader-election", "--csi-address", d.socket(), "--kubeconfig", d.cp.Kubeconfig()); err != nil {
@@ -168,7 +201,7 @@ func (d *demo) look(ctx context.Context, stay bool) error {
 // show runs a command of storage-controller and prints what it says, without the checks that are fine. Findings are no error.
 func (d *demo) show(ctx context.Context, args ...string) error {
 	fmt.Printf("  $ storage-controller %s\n", strings.Join(args, " "))
-	cmd := exec.CommandContext(ctx, filepath.Join(d.dir, "storage-controller"), args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(d.programs, "storage-controller"), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG=")
 	out, err := cmd.CombinedOutput()
 	if finding := (&exec.ExitError{}); err != nil && !errors.As(err, &finding) {
@@ -185,7 +218,7 @@ func (d *demo) show(ctx context.Context, args ...string) error {
 
 func (d *demo) deleteAll(ctx context.Context) error {
 	begin := time.Now()
-	if err := d.client.AppsV1().StatefulSets(namespace).Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
+	if err := d.client.CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		return err
 	}
 	if err := d.snapshotsOf(volumeSnapshots).Delete(ctx, snapshotName, metav1.DeleteOptions{}); err != nil {
@@ -210,23 +243,33 @@ func (d *demo) nothingLeft(ctx context.Context) error {
 	return d.count()
 }
 
-// count adds what the audit log tells about the program.
-func (d *demo) count() error {
-	records, err := d.cp.AuditSince(0, "storage-controller/")
-	if err != nil {
-		return err
+// requests returns the watches and writes of storage-controller.
+func (d *demo) requests() (watches, writes int, err error) {
+	if s, ok := d.cp.(*simulated); ok {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.watches, s.writes, nil
 	}
-	watches, writes := 0, 0
+	records, err := d.cp.(*kubetest.ControlPlane).AuditSince(0, program)
 	for _, r := range records {
 		switch {
 		case r.Verb == "watch" && r.Stage == "ResponseStarted":
 			watches++
-		case r.IsWrite() && !slices.Contains([]string{"events", "leases", "selfsubjectaccessreviews"}, r.Object.Resource):
-			writes++ // doctor's questions about permissions are none
+		case r.IsWrite() && counts(r.Object.Resource):
+			writes++
 		}
 	}
+	return watches, writes, err
+}
+
+// count adds the requests and the memory of the program to the summary.
+func (d *demo) count() error {
+	watches, writes, err := d.requests()
+	if err != nil {
+		return err
+	}
 	d.numbers = append(d.numbers, fmt.Sprintf("%4d watches, and %d writes for the whole life of %d volumes", watches, writes, alone+
-		d.replicas))
+		d.pods))
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.processes[1].Process.Pid))
 	if err != nil {
 		return err

@@ -110,7 +110,7 @@ func accountOf(ns string) string { return "system:serviceaccount:" + ns + ":" + 
 
 // account is the configuration of the ServiceAccount as which the roles run here.
 func (e *env) account() *rest.Config {
-	return e.cp.UserConfig(accountOf(e.ns), "system:serviceaccounts")
+	return e.cp.UserConfig(e.t, accountOf(e.ns), "system:serviceaccounts")
 }
 
 // kubeconfig is that of a command: of the ServiceAccount for the roles.

@@ -271,7 +271,7 @@ func TestDoctorWithoutTheDriver(t *testing.T) {
 	e.plugin.Always("Probe", csitest.Fail(codes.Internal, "array lost"))
 	d = e.diagnose(3, nil, "--timeout=1s")
 	d.has("driver", doctor.Failure, "Internal desc = array lost")
-	d.has("driver", doctor.Failure, "the driver answers with code Internal")
+	d.has("driver", doctor.Failure, "the driver answers with an error")
 	e.plugin.Always("Probe", nil)
 
 	named := []string{"doctor", "-o", "json", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name()}

@@ -590,7 +590,7 @@ func (e *env) user(cluster, namespace []rbacv1.PolicyRule) string {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	client, err := kubernetes.NewForConfig(e.cp.UserConfig(e.ns))
+	client, err := kubernetes.NewForConfig(e.cp.UserConfig(e.t, e.ns))
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -602,7 +602,7 @@ func (e *env) user(cluster, namespace []rbacv1.PolicyRule) string {
 		}
 		return nil
 	})
-	proxy := kubetest.Proxy(e.t, e.cp.UserConfig(e.ns),
+	proxy := kubetest.Proxy(e.t, e.cp.UserConfig(e.t, e.ns),
 		func(w http.ResponseWriter, r *http.Request, pass http.Handler) { pass.ServeHTTP(w, r) })
 	return kubetest.WriteKubeconfig(e.t, proxy)
 }

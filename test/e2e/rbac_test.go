@@ -163,7 +163,7 @@ func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 func (e *env) as(account string) (kubeconfig string, used, refused func() []permission) {
 	var mu sync.Mutex
 	all, no := map[permission]bool{}, map[permission]bool{}
-	cfg := e.cp.UserConfig("system:serviceaccount:"+e.ns+":"+account, "system:serviceaccounts")
+	cfg := e.cp.UserConfig(e.t, "system:serviceaccount:"+e.ns+":"+account, "system:serviceaccounts")
 	proxy := kubetest.Proxy(e.t, cfg, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 		p, counts := asked(r)
 		if counts { // at once: a watch does not end

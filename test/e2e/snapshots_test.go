@@ -85,6 +85,7 @@ func (e *env) contents(ctx context.Context) (map[string][]string, error) {
 // controller would.
 func TestSnapshots(t *testing.T) {
 	t.Parallel()
+	kubetest.NeedReal(t)
 	cp, err := kubetest.Start(t.Context(), kubetest.Config{ControllerManager: true, Audit: true, SnapshotController: true})
 	if err != nil {
 		t.Fatal(err)

@@ -114,6 +114,7 @@ func TestSnapshotterScenarioProcess(t *testing.T) {
 	t.Parallel()
 	t.Run("076_077_CRDs_come_and_go", func(t *testing.T) {
 		t.Parallel()
+		kubetest.NeedReal(t)
 		cp, err := kubetest.Start(t.Context(), kubetest.Config{ControllerManager: true})
 		if err != nil {
 			t.Fatal(err)

@@ -76,7 +76,7 @@ var allowed = map[string][]string{
 	"internal/finalizers":  {"election", "internal/kube"},
 	"internal/keylock":     {},
 	"internal/kube":        {"internal/migration"},
-	"internal/kubetest":    {},
+	"internal/kubetest":    {"test/simulation/apiserver"},
 	"internal/claimloop":   {"internal/kube", "internal/workloop"},
 	"internal/claimtest":   {"internal/claimloop", "internal/kube", "internal/kubetest", "internal/workloop"},
 	"internal/looptest": {
@@ -132,10 +132,9 @@ var allowed = map[string][]string{
 	},
 	"test/bench":      {"csiclient/csitest", "internal/kubetest"},
 	"test/browser":    {},
-	"test/demo":       {"internal/kubetest"},
+	"test/demo":       {"internal/kubetest", "test/simulation/apiserver", "test/simulation/cluster"},
 	"test/hostdriver": {},
 	"test/matrix":     {"internal/kubetest"},
-	"test/scenarios":  {},
 
 	"test/simulation": {
 		"attacher", "csiclient", "csiclient/csitest", "internal/app", "provisioner", "resizer", "snapshotter", "internal/workloop",

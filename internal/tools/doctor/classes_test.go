@@ -22,7 +22,7 @@ import (
 // TestSecretsOfClasses checks a user who may read no Secrets.
 func TestSecretsOfClasses(t *testing.T) {
 	t.Parallel()
-	cp := kubetest.Get(t)
+	cp := kubetest.Get(t, kubetest.Real())
 	kubetest.InstallCRDs(t, cp)
 	ns := kubetest.Namespace(t, cp)
 	meta, err := metadata.NewForConfig(cp.Config())

@@ -16,7 +16,6 @@ import (
 	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc/status"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 )
@@ -48,11 +47,9 @@ func (e *examination) askDriver(ctx context.Context) {
 	answer, err := client.Connect(ctx)
 	if err != nil {
 		hint := "check the log of the driver's container"
-		answered, isStatus := status.FromError(err)
 		switch {
-		case isStatus:
-			hint = fmt.Sprintf("the driver answers with code %v: check the log of its container, and its connection to the storage system",
-				answered.Code())
+		case csiclient.Answered(err):
+			hint = "the driver answers with an error: check the log of its container, and its connection to the storage system"
 		case errors.Is(err, context.Cause(ctx)):
 			hint = "the driver does not answer or is not ready: check the log of its container, and its connection to the storage system"
 		}

@@ -57,7 +57,7 @@ func TestLostNodes(t *testing.T) {
 // TestLostNodesOfAPlan reads the records of the driver in the namespace of the process.
 func TestLostNodesOfAPlan(t *testing.T) {
 	t.Parallel()
-	c := kubetest.Get(t)
+	c := kubetest.Get(t, kubetest.Real())
 	ns := kubetest.Namespace(t, c)
 	check := func(roles ...Role) []Check {
 		e := &examination{Report: &Report{}, client: c.Client(), plan: Plan{Roles: roles, PodNamespace: ns}}

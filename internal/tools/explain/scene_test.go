@@ -39,7 +39,7 @@ type scene struct {
 
 func newScene(t *testing.T) *scene {
 	t.Helper()
-	cp := kubetest.Get(t)
+	cp := kubetest.Get(t, kubetest.Real())
 	ns := kubetest.Namespace(t, cp)
 	return &scene{t: t, cp: cp, client: cp.Client(), ns: ns, driver: ns + ".example.com"}
 }

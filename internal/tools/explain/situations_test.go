@@ -629,7 +629,7 @@ func TestWithoutPermissions(t *testing.T) {
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: s.ns}}}
 	binding, err = s.client.RbacV1().RoleBindings(s.ns).Create(ctxOf(s), binding, metav1.CreateOptions{})
 	must(s, binding, err)
-	user := s.cp.UserConfig(s.ns)
+	user := s.cp.UserConfig(s.t, s.ns)
 	kubetest.Eventually(t, "the user may read claims", func(ctx context.Context) error {
 		_, err := Explain(ctx, clientsOf(t, user), Request{Kind: KindClaim, Namespace: s.ns, Name: "data"})
 		return err

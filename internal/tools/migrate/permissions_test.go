@@ -113,7 +113,7 @@ func TestPermissionsOfSeveralWorkloads(t *testing.T) {
 // TestServerAcceptsPermissions submits the missing permissions to a real API server.
 func TestServerAcceptsPermissions(t *testing.T) {
 	t.Parallel()
-	client := kubetest.Get(t).Client().RbacV1()
+	client := kubetest.Get(t, kubetest.Real()).Client().RbacV1()
 	r := migrated(t, deployment(sidecar("csi-provisioner", "--leader-election")), false)
 	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
 	docs := split(string(r.Permissions))

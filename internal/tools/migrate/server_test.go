@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { kubetest.Main(m) }
 // TestServerAccepts submits each object with a new container to a real API server, before and after.
 func TestServerAccepts(t *testing.T) {
 	t.Parallel()
-	client := kubetest.Get(t).Client()
+	client := kubetest.Get(t, kubetest.Real()).Client()
 	each(t, func(t *testing.T, input []byte, _ Options, r Result) {
 		before, after := typed(t, input), typed(t, r.Manifest)
 		for i, object := range after {

@@ -30,7 +30,7 @@ func (s *Server) Update(gvr schema.GroupVersionResource, obj runtime.Object, sub
 
 // Delete deletes an object of a built-in resource. p may be nil. See [Server.Create].
 func (s *Server) Delete(gvr schema.GroupVersionResource, namespace, name string, p *metav1.Preconditions) error {
-	c := &call{Request: Request{Resource: gvr, Namespace: namespace, Name: name}, res: s.resources[gvr]}
+	c := &call{Request: Request{Resource: gvr, Namespace: namespace, Name: name}, res: s.resource(gvr)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	existing, ok := s.objects[c.res][c.key()]
@@ -45,7 +45,7 @@ func (s *Server) Delete(gvr schema.GroupVersionResource, namespace, name string,
 func (s *Server) direct(gvr schema.GroupVersionResource, obj runtime.Object) (*call, runtime.Object) {
 	obj = obj.DeepCopyObject()
 	m := accessor(obj)
-	c := &call{Request: Request{Resource: gvr, Namespace: m.GetNamespace(), Name: m.GetName()}, res: s.resources[gvr]}
+	c := &call{Request: Request{Resource: gvr, Namespace: m.GetNamespace(), Name: m.GetName()}, res: s.resource(gvr)}
 	c.res.normalize(obj)
 	return c, obj
 }

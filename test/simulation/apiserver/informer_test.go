@@ -168,7 +168,7 @@ func story(t *testing.T, cfg *rest.Config, encoding string) []string {
 
 // TestInformersSeeTheSame runs informers of all encodings on both servers.
 func TestInformersSeeTheSame(t *testing.T) {
-	controlPlane := kubetest.Get(t)
+	controlPlane := kubetest.Get(t, kubetest.Real())
 	memory := apiserver.New(apiserver.Hooks{})
 	for _, encoding := range []string{"json", "protobuf", "metadata"} {
 		var seen [][]string

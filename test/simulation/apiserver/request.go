@@ -76,7 +76,8 @@ func (c *call) route(s *Server, gv schema.GroupVersion, parts []string) bool {
 		c.Namespace, parts = parts[1], parts[2:]
 	}
 	c.Resource = gv.WithResource(parts[0])
-	if c.res = s.resources[c.Resource]; c.res == nil || len(parts) > 3 {
+	c.res = s.resource(c.Resource)
+	if c.res == nil || len(parts) > 3 {
 		return false
 	}
 	if len(parts) > 1 {

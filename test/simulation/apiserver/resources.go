@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -78,7 +79,8 @@ func coreResources(c *clock) []*resource {
 			defaults: do(defaultSecret), validateUpdate: check(validateSecretUpdate)},
 		{gvr: core("configmaps"), kind: "ConfigMap", namespaced: true, unconditional: true, validateUpdate: check(validateConfigMapUpdate)},
 		{gvr: core("events"), kind: "Event", namespaced: true, unconditional: true, upsert: true,
-			selectors: eventSelectors, fields: on(eventFields)},
+			selectors: eventSelectors, fields: on(eventFields), validateCreate: validateEvent},
+		{gvr: authorizationv1.SchemeGroupVersion.WithResource("selfsubjectaccessreviews"), kind: "SelfSubjectAccessReview"},
 		{gvr: coordinationv1.SchemeGroupVersion.WithResource("leases"), kind: "Lease", namespaced: true, upsert: true,
 			validateUpdate: check(validateMetaUpdate[*coordinationv1.Lease])},
 	}
@@ -101,21 +103,26 @@ func storageResources() []*resource {
 }
 
 func customResources() []*resource {
-	var all []*resource
-	add := func(group, version, plural, kind string, namespaced, status bool) {
-		all = append(all, &resource{gvr: schema.GroupVersionResource{Group: group, Version: version, Resource: plural}, kind: kind,
-			namespaced: namespaced, status: status, clearStatus: status, statusKeepsAll: true, custom: true,
-			beforeCreate: prepareCustom, beforeUpdate: prepareCustomUpdate, validateUpdate: validateCustomUpdate})
-	}
 	const snapshot, group = "snapshot.storage.k8s.io", "groupsnapshot.storage.k8s.io"
-	add(snapshot, "v1", "volumesnapshots", "VolumeSnapshot", true, true)
-	add(snapshot, "v1", "volumesnapshotcontents", "VolumeSnapshotContent", false, true)
-	add(snapshot, "v1", "volumesnapshotclasses", "VolumeSnapshotClass", false, false)
-	add(group, "v1", "volumegroupsnapshots", "VolumeGroupSnapshot", true, true)
-	add(group, "v1", "volumegroupsnapshotcontents", "VolumeGroupSnapshotContent", false, true)
-	add(group, "v1", "volumegroupsnapshotclasses", "VolumeGroupSnapshotClass", false, false)
-	add("gateway.networking.k8s.io", "v1beta1", "referencegrants", "ReferenceGrant", true, false)
-	return all
+	definitions := customResource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", false, true)
+	definitions.admitCreate = (*Server).define
+	return []*resource{
+		definitions,
+		customResource(snapshot, "v1", "volumesnapshots", "VolumeSnapshot", true, true),
+		customResource(snapshot, "v1", "volumesnapshotcontents", "VolumeSnapshotContent", false, true),
+		customResource(snapshot, "v1", "volumesnapshotclasses", "VolumeSnapshotClass", false, false),
+		customResource(group, "v1", "volumegroupsnapshots", "VolumeGroupSnapshot", true, true),
+		customResource(group, "v1", "volumegroupsnapshotcontents", "VolumeGroupSnapshotContent", false, true),
+		customResource(group, "v1", "volumegroupsnapshotclasses", "VolumeGroupSnapshotClass", false, false),
+		customResource("gateway.networking.k8s.io", "v1beta1", "referencegrants", "ReferenceGrant", true, false),
+	}
+}
+
+// customResource returns a resource that a CustomResourceDefinition defines.
+func customResource(group, version, plural, kind string, namespaced, status bool) *resource {
+	return &resource{gvr: schema.GroupVersionResource{Group: group, Version: version, Resource: plural}, kind: kind,
+		namespaced: namespaced, status: status, clearStatus: status, statusKeepsAll: true, custom: true,
+		beforeCreate: prepareCustom, beforeUpdate: prepareCustomUpdate, validateUpdate: validateCustomUpdate}
 }
 
 // object returns an empty object.
@@ -186,6 +193,9 @@ func (r *resource) prepareStatus(obj, old runtime.Object) runtime.Object {
 	if r.statusKeepsAll {
 		kept := old.DeepCopyObject()
 		accessor(kept).SetResourceVersion(accessor(obj).GetResourceVersion())
+		if !r.custom {
+			accessor(kept).SetUID(accessor(obj).GetUID())
+		}
 		setField(kept, "status", obj)
 		obj = kept
 	} else {

@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 )
@@ -64,6 +65,8 @@ type Hooks struct {
 	Deliver func(context.Context, Request, watch.EventType, metav1.Object) error
 	// WatchTimeout returns after what time the server ends a watch whose client asks for that time; nil: after that time.
 	WatchTimeout func(Request, time.Duration) time.Duration
+	// UID returns the UID of a new object; nil: numbers. The lock of the server is held.
+	UID func() types.UID
 	// Cached returns the resourceVersion that the API server of the client has observed. Reads from
 	// its cache (resourceVersion "0") return the state at that version. It must not decrease. The lock of the server is held.
 	Cached func(Request) uint64
@@ -251,6 +254,9 @@ func (s *Server) execute(ctx context.Context, c *call) (int, runtime.Object, err
 	case "create":
 		if c.Subresource == "binding" {
 			return s.bind(c)
+		}
+		if c.res.kind == "SelfSubjectAccessReview" {
+			return s.review(c)
 		}
 		return s.create(c)
 	case "update":

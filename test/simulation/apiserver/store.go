@@ -13,7 +13,10 @@ import (
 	"strconv"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -88,6 +91,9 @@ func (s *Server) cached(c *call) uint64 {
 
 // uid returns a UID that was not used before.
 func (s *Server) uid() types.UID {
+	if s.hooks.UID != nil {
+		return s.hooks.UID()
+	}
 	s.ids++
 	return types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012x", s.ids))
 }
@@ -104,8 +110,41 @@ func (s *Server) generateName(base string) string {
 	return base[:min(len(base), 58)] + suffix
 }
 
+// resource returns the resource with that name, or nil.
+func (s *Server) resource(gvr schema.GroupVersionResource) *resource {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.resources[gvr]
+}
+
+// define serves the resource of a new CustomResourceDefinition, each version as an own resource without conversion.
+func (s *Server) define(crd runtime.Object) error {
+	content := crd.(*unstructured.Unstructured).Object
+	text := func(fields ...string) string {
+		value, _, _ := unstructured.NestedString(content, fields...) // empty if it is none
+		return value
+	}
+	versions, _, err := unstructured.NestedSlice(content, "spec", "versions")
+	if err != nil {
+		return apierrors.NewBadRequest(err.Error())
+	}
+	for _, v := range versions {
+		version, _ := v.(map[string]any)
+		name, _, _ := unstructured.NestedString(version, "name")
+		_, status, _ := unstructured.NestedMap(version, "subresources", "status")
+		r := customResource(text("spec", "group"), name, text("spec", "names", "plural"), text("spec", "names", "kind"),
+			text("spec", "scope") == "Namespaced", status)
+		if s.resources[r.gvr] == nil {
+			s.resources[r.gvr], s.objects[r] = r, map[string]runtime.Object{}
+		}
+	}
+	return nil
+}
+
 // sortedResources returns the resources by group, version and name.
 func (s *Server) sortedResources() []*resource {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return slices.SortedFunc(maps.Values(s.resources), func(a, b *resource) int {
 		return cmp.Or(strings.Compare(a.gvr.Group, b.gvr.Group), strings.Compare(a.gvr.Version, b.gvr.Version),
 			strings.Compare(a.gvr.Resource, b.gvr.Resource))

@@ -50,6 +50,11 @@ func (r *resource) validateNew(obj runtime.Object) field.ErrorList {
 	return validateMeta(accessor(obj), r.namespaced)
 }
 
+// validateEvent validates a new event, whose name need not be a DNS subdomain.
+func validateEvent(obj runtime.Object) field.ErrorList {
+	return validation.ValidateObjectMetaAccessor(accessor(obj), true, validPathSegment, metadata)
+}
+
 // validateMetaUpdate validates a change of metadata.
 func validateMetaUpdate[T metav1.Object](obj, old T) field.ErrorList {
 	if sameMetadata(obj, old) {

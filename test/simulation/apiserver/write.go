@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -333,6 +334,26 @@ func statusError(message string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: message,
 	}}
+}
+
+// review answers whether the user of c has a permission, without storing the question.
+func (s *Server) review(c *call) (int, runtime.Object, error) {
+	obj, err := c.decode()
+	if err != nil {
+		return 0, nil, err
+	}
+	review := obj.(*authorizationv1.SelfSubjectAccessReview)
+	a := review.Spec.ResourceAttributes
+	if a == nil {
+		return 0, nil, c.invalid("", field.Required(field.NewPath("spec", "resourceAttributes"), ""))
+	}
+	asked := Request{
+		Client: c.Client, User: c.User, UserAgent: c.UserAgent, Verb: a.Verb, Subresource: a.Subresource, Namespace: a.Namespace,
+		Name:     a.Name,
+		Resource: schema.GroupVersionResource{Group: a.Group, Version: a.Version, Resource: a.Resource},
+	}
+	review.Status.Allowed = s.hooks.Allow == nil || s.hooks.Allow(asked)
+	return http.StatusCreated, review, nil
 }
 
 // bind assigns a Pod to a node.

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
 )
@@ -75,6 +76,7 @@ type Cluster struct {
 	classes     int                     // the number of VolumeSnapshotClasses that were created
 	generations map[string]int          // how often each StorageClass was created
 	selected    map[types.UID]time.Time // when the scheduler last selected a node, by claim
+	live        kubernetes.Interface    // not nil: the pods are those of the API
 	typed       sync.Map                // objects of custom resources with their types, by the object of the API server
 
 	// SecretDeleted: a user has deleted the Secret once.
@@ -151,10 +153,16 @@ func TypedOf[T any](c *Cluster, obj any) *T {
 
 // Steps returns the steps of the components that are possible, in the same order for the same state.
 func (c *Cluster) Steps() []Step {
-	if version := c.api.Version(); version != c.version || c.changed {
+	if version := c.api.Version(); version != c.version || c.changed || c.live != nil {
 		c.version, c.changed = version, false
 		state := c.read()
-		c.steps = slices.Concat(c.bind(state), c.protect(state), c.schedule(state), c.attach(state), c.register(),
+		var scheduled []Step
+		if c.live == nil {
+			scheduled = c.schedule(state)
+		} else {
+			scheduled = c.observe(state)
+		}
+		c.steps = slices.Concat(c.bind(state), c.protect(state), scheduled, c.attach(state), c.register(),
 			c.nodes(state), c.expand(state), c.snapshot(state), c.deleteContents(state))
 	}
 	return c.steps

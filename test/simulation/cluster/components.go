@@ -177,7 +177,7 @@ func (c *Cluster) attach(s state) []Step {
 	for _, pod := range c.pods {
 		claim := s.claim(pod.Claim)
 		if claim == nil || claim.Status.Phase != corev1.ClaimBound || c.Node(pod.Node) == nil ||
-			!accessible(s.volume(claim.Spec.VolumeName), pod.Node) {
+			!c.accessible(s.volume(claim.Spec.VolumeName), pod.Node) {
 			continue
 		}
 		name := attachmentName(claim.Spec.VolumeName, pod.Node)
@@ -203,13 +203,13 @@ func (c *Cluster) attach(s state) []Step {
 	return steps
 }
 
-// accessible reports whether pv, nil if there is none, can be used on a node.
-func accessible(pv *corev1.PersistentVolume, node string) bool {
-	if pv == nil || pv.Spec.NodeAffinity == nil {
-		return true
+// accessible reports whether pv, nil if there is none, can be used on the Node with that name.
+func (c *Cluster) accessible(pv *corev1.PersistentVolume, name string) bool {
+	node := c.Node(name)
+	if pv == nil || pv.Spec.NodeAffinity == nil || node == nil {
+		return node != nil
 	}
-	ok, err := component.NewLazyErrorNodeSelector(pv.Spec.NodeAffinity.Required).Match(
-		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: Zone(node)}})
+	ok, err := component.NewLazyErrorNodeSelector(pv.Spec.NodeAffinity.Required).Match(node)
 	return ok && err == nil
 }
 
