@@ -57,6 +57,9 @@ func run(t *testing.T, dir string, env []string, script string) {
 // TestImage runs what the Dockerfile runs, in two copies of the source at different places,
 // and looks at what the image would have.
 func TestImage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the program, which -short excludes")
+	}
 	stage, goVersion := "", ""
 	var stages, steps []string
 	images := map[string]string{}

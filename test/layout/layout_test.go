@@ -211,6 +211,9 @@ func TestImportsKeepToThePicture(t *testing.T) {
 }
 
 func TestBinaryStaysSmall(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the program, which -short excludes")
+	}
 	path := filepath.Join(t.TempDir(), "storage-controller")
 	cmd := exec.Command("make", "build", "BIN="+filepath.Dir(path))
 	cmd.Dir = "../.."

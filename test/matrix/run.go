@@ -138,7 +138,7 @@ func (r *runner) test(ctx context.Context, v kubetest.Version) (*result, error) 
 	}
 	begin := time.Now()
 	end := passed
-	if err := r.command(ctx, v, "demo", ".", io.Discard, r.demo); err != nil {
+	if err := r.command(ctx, v, "demo", ".", io.Discard, r.demo, "--real"); err != nil {
 		fmt.Printf("  %s: %v: read %s/%s-demo.log\n", demo, err, dir, v.Minor())
 		end = failed
 	}
@@ -168,7 +168,7 @@ func (r *runner) command(ctx context.Context, v kubetest.Version, name, in strin
 	defer log.Close()
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = in
-	cmd.Env = append(os.Environ(), withCgo, kubetest.MinorVariable+"="+v.Minor())
+	cmd.Env = append(os.Environ(), withCgo, "KUBETEST=real", kubetest.MinorVariable+"="+v.Minor())
 	cmd.Stdout = io.MultiWriter(log, out)
 	cmd.Stderr = cmd.Stdout
 	return cmd.Run()

@@ -11,7 +11,7 @@
 // watches, selectors, and the admission plugins for storage. The tests compare it with the real one,
 // request by request.
 //
-// Differences: managedFields are not kept, server-side apply is refused, and the schemas of custom
+// Differences: managedFields are not kept, tables have fewer columns, server-side apply is refused, and the schemas of custom
 // resources are not enforced. Of the built-in resources, only the validation that a controller for
 // storage can run into is implemented.
 package apiserver

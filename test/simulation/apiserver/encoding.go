@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -43,16 +44,17 @@ var serializers = func() map[string]runtime.SerializerInfo {
 type media struct {
 	mime    string // json or protobuf
 	partial bool   // metadata only
+	table   bool   // for kubectl get
 }
 
 // negotiate returns the first encoding of an Accept header that the server has.
 func negotiate(accept string) media {
 	for part := range strings.SplitSeq(accept, ",") {
 		mediaType, params, err := mime.ParseMediaType(part)
-		if err != nil || mediaType != jsonType && mediaType != protobufType || params["as"] == "Table" {
+		if err != nil || mediaType != jsonType && mediaType != protobufType || params["as"] == "Table" && params["v"] != "v1" {
 			continue
 		}
-		return media{mediaType, strings.HasPrefix(params["as"], "PartialObjectMetadata")}
+		return media{mediaType, strings.HasPrefix(params["as"], "PartialObjectMetadata"), params["as"] == "Table"}
 	}
 	return media{mime: jsonType}
 }
@@ -87,7 +89,7 @@ func (m media) frame(eventType watch.EventType, raw []byte) ([]byte, error) {
 // encode returns obj in the encoding that the client asked for.
 func (s *Server) encode(c *call, obj runtime.Object) ([]byte, error) {
 	encode := func() ([]byte, error) { return c.media.encode(c.view(obj)) }
-	if _, ok := obj.(metav1.Object); !ok { // a list or a Status, which is the response to one request
+	if _, ok := obj.(metav1.Object); !ok || c.media.table { // a list or a Status, which is the response to one request
 		return encode()
 	}
 	return s.encodings.get(encoding{obj: obj, media: c.media}, encode)
@@ -102,7 +104,7 @@ func (s *Server) frame(c *call, e event) ([]byte, error) {
 		}
 		return c.media.frame(e.kind, raw)
 	}
-	if e.kind == watch.Error || e.kind == watch.Bookmark { // its object is that of one watch
+	if e.kind == watch.Error || e.kind == watch.Bookmark || c.media.table { // its object is that of one watch
 		return encode()
 	}
 	return s.encodings.get(encoding{e.obj, c.media, e.kind}, encode)
@@ -151,7 +153,10 @@ func (c *call) view(obj runtime.Object) runtime.Object {
 	if _, ok := obj.(*metav1.Status); ok {
 		return obj
 	}
-	if !c.media.partial {
+	switch {
+	case c.media.table:
+		return c.res.table(obj, time.Now())
+	case !c.media.partial:
 		return c.res.outgoing(obj)
 	}
 	if !meta.IsListType(obj) {

@@ -4,7 +4,6 @@
 package apiserver
 
 import (
-	"encoding/json"
 	"fmt"
 	"mime"
 	"net/http"
@@ -47,6 +46,9 @@ func (s *Server) parse(r *http.Request, client string) *call {
 		gv, parts = schema.GroupVersion{Group: parts[1], Version: parts[2]}, parts[3:]
 	default:
 		c.static = notServed()
+		if root := s.root(strings.Join(parts, "/")); root != nil {
+			c.static = respond(http.StatusOK, jsonType, mustEncode(root))
+		}
 		return c
 	}
 	if len(parts) == 0 {
@@ -170,16 +172,11 @@ func (s *Server) discover(gv schema.GroupVersion) *http.Response {
 			continue
 		}
 		for _, sub := range append([]string{""}, r.subresources()...) {
-			name := strings.TrimSuffix(r.gvr.Resource+"/"+sub, "/")
-			list.APIResources = append(list.APIResources, metav1.APIResource{Name: name, Kind: r.kind, Namespaced: r.namespaced})
+			list.APIResources = append(list.APIResources, r.discovered(sub))
 		}
 	}
 	if len(list.APIResources) == 0 {
 		return notServed()
 	}
-	body, err := json.Marshal(list)
-	if err != nil {
-		panic(err) // the type has no field that cannot be encoded
-	}
-	return respond(http.StatusOK, jsonType, body)
+	return respond(http.StatusOK, jsonType, mustEncode(list))
 }

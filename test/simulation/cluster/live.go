@@ -54,10 +54,12 @@ func (c *Cluster) observe(s state) []Step {
 	}
 	var pending []*corev1.Pod
 	for _, pod := range List[*corev1.Pod](c.api, Pods) {
-		load[pod.Spec.NodeName]++
-		if claim := claimOf(pod); claim != "" {
-			c.pods = append(c.pods, Pod{claim, pod.Spec.NodeName})
+		selected := ""
+		if claim := s.claim(claimOf(pod)); claim != nil {
+			selected = claim.Annotations[storagehelpers.AnnSelectedNode]
+			c.pods = append(c.pods, Pod{claim.Name, pod.Spec.NodeName})
 		}
+		load[cmp.Or(pod.Spec.NodeName, selected)]++
 		if pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil {
 			pending = append(pending, pod)
 		}
