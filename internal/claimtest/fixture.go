@@ -1,8 +1,8 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claimtest runs a controller of PersistentVolumeClaims and pods as a process does, against a
-// real API server and behind a proxy that records its requests.
+// Package claimtest runs a controller of PersistentVolumeClaims and pods as a process does, against an
+// API server and behind a proxy that records its requests.
 package claimtest
 
 import (

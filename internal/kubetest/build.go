@@ -1,7 +1,7 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubetest starts a real control plane for tests: the program of test/controlplane, and with
+// Package kubetest starts an API server in memory or a real control plane for tests: the program of test/controlplane, and with
 // [WithSnapshotController] that of test/snapshotcontroller. Both are built once per machine and started once
 // per test binary. It also builds csi-provisioner and csi-attacher, from test/reference.
 package kubetest

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package looptest runs one loop of the program (provisioner, attacher, capacity) as a
-// process does, against a real API server and a scripted CSI plugin. [New] returns the
+// process does, against an API server and a scripted CSI plugin. [New] returns the
 // fixture of a test, and [Conformance] checks the behaviour that all loops share.
 package looptest
 

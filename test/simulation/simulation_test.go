@@ -20,8 +20,8 @@ import (
 )
 
 var (
-	seeds = flag.Int("seeds", 40, "number of seeds")
-	fresh = flag.Int("fresh", 40, "number of seeds that differ in each run")
+	seeds = flag.Int("seeds", 100, "number of seeds")
+	fresh = flag.Int("fresh", 100, "number of seeds that differ in each run")
 	from  = flag.Uint64("from", 1, "the first seed")
 	stop  = flag.Bool("stop", false, "stop after the first violation, without a shorter history")
 	same  = flag.Int("same", 3, "number of seeds that must give the same history in each run")
