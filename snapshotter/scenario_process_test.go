@@ -86,7 +86,7 @@ func (f *fixture) adds() (sum float64) {
 // TestSnapshotterScenarioMemory has one scenario, which runs alone: it measures the memory of the process.
 func TestSnapshotterScenarioMemory(t *testing.T) {
 	t.Run("080_other_drivers", func(t *testing.T) {
-		kubetest.NeedReal(t) // else the memory of the API server is measured, too
+		kubetest.NeedReal(t)            // else the memory of the API server is measured, too
 		const n, limit = 1_000, 1 << 20 // as 10 MiB for 10,000
 		f := scenario(t, csitest.Config{}, nil)
 		f.quiet()

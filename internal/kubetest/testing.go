@@ -119,9 +119,12 @@ func (firstBuild) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Parallel lets at least n tests run at the same time, unless -parallel is given. It is for TestMain of tests that wait
-// more than they compute.
+// Parallel lets at least n tests run at the same time, three times as many with an API server in memory, unless -parallel is given.
+// It is for TestMain of tests that wait more than they compute.
 func Parallel(n int) {
+	if !isReal() {
+		n *= 3
+	}
 	flag.Parse()
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })

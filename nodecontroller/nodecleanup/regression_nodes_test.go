@@ -93,6 +93,7 @@ func TestStaleCacheReleasesNoDeletedNode(t *testing.T) {
 	f := scenario(t, manage)
 	f.node("n", f.cfg.NodeFinalizer)
 	f.registered("n", "")
+	f.bound("a", "n") // else the record ends at once
 	use, release := f.stale("nodes")
 	f.deleteNode("n")
 	f.patchNode("n", fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, f.optOut, disabled))

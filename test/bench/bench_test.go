@@ -11,10 +11,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 // TestBench measures a few volumes, to see that every number comes about.
 func TestBench(t *testing.T) {
+	kubetest.NeedReal(t)
 	want := map[string]map[string]int{
 		"provision": {"CreateVolume": 20}, "attach": {"ControllerPublishVolume": 20}, "expand": {"ControllerExpandVolume": 20},
 		"modify": {"ControllerModifyVolume": 20}, "snapshot": {"CreateSnapshot": 20}, "unsnapshot": {"DeleteSnapshot": 20},
@@ -52,6 +55,7 @@ func TestBench(t *testing.T) {
 
 // TestRequests measures a few requests of each kind.
 func TestRequests(t *testing.T) {
+	kubetest.NeedReal(t)
 	costs, err := measureRequests(t.Context(), options{volumes: 5, nodes: 3, limit: 15 * time.Minute})
 	if err != nil {
 		t.Fatal(err)
@@ -74,6 +78,7 @@ func TestRequests(t *testing.T) {
 
 // TestBenchCapacity measures the capacity of a few nodes, to see that every number comes about.
 func TestBenchCapacity(t *testing.T) {
+	kubetest.NeedReal(t)
 	r, err := measureCapacity(t.Context(), options{nodes: 30, latency: time.Millisecond, limit: 15 * time.Minute, capacity: capacityOptions{
 		classes: 2, threads: 4, poll: 2 * time.Second, grace: time.Second, churn: 300, churnTime: 2 * time.Second,
 	}})
