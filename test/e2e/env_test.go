@@ -54,14 +54,18 @@ func TestMain(m *testing.M) {
 	kubetest.Main(m)
 }
 
-// binary is the program, built once, with the race detector.
+// binary is the program, built once, with the race detector where there is one.
 var binary = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "storage-controller-")
 	if err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, "storage-controller")
-	out, err := exec.Command("go", "build", "-race", "-ldflags=-w", "-o", path, "../../cmd/storage-controller").CombinedOutput()
+	args := []string{"build", "-ldflags=-w", "-o", path}
+	if os.Getenv("CGO_ENABLED") != "0" { // else there is no race detector
+		args = append(args, "-race")
+	}
+	out, err := exec.Command("go", append(args, "../../cmd/storage-controller")...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("building the program: %w\n%s", err, out)
 	}
