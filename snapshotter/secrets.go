@@ -54,11 +54,13 @@ func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, e
 	tokens := map[string]string{content + ".name": c.meta.Name, object + ".namespace": c.ref.Namespace}
 	ref := &corev1.SecretReference{}
 	var err error
-	if ref.Namespace, err = volumerules.ExpandTemplate(keyNamespace, namespace, tokens, validation.IsDNS1123Label); err != nil {
+	ref.Namespace, err = volumerules.ExpandTemplate(keyNamespace, namespace, tokens, validation.IsDNS1123Label)
+	if err != nil {
 		return nil, err
 	}
 	tokens[object+".name"] = c.ref.Name
-	if ref.Name, err = volumerules.ExpandTemplate(keyName, name, tokens, validation.IsDNS1123Subdomain); err != nil {
+	ref.Name, err = volumerules.ExpandTemplate(keyName, name, tokens, validation.IsDNS1123Subdomain)
+	if err != nil {
 		return nil, err
 	}
 	return d.permitted(ref)

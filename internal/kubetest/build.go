@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kubetest starts an API server in memory or a real control plane for tests: the program of test/controlplane, and with
-// [WithSnapshotController] that of test/snapshotcontroller. Both are built once per machine and started once
-// per test binary. It also builds csi-provisioner and csi-attacher, from test/reference.
+// [WithSnapshotController] that of test/snapshotcontroller. These programs are built once per machine. A test binary
+// starts one control plane. It also builds csi-provisioner and csi-attacher, from test/reference.
 package kubetest
 
 import (

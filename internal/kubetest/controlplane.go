@@ -46,7 +46,6 @@ type Config struct {
 	SnapshotController bool
 	// Progress, if not nil, receives messages about the build and the start.
 	Progress io.Writer
-	real     bool // see [Real]
 }
 
 // ControlPlane is a running control plane.

@@ -19,10 +19,11 @@ import (
 // authentication. Everything is permitted.
 func startInMemory(_ context.Context, cfg Config) (*ControlPlane, error) {
 	c := &ControlPlane{cfg: cfg, temp: true}
-	var err error
-	if c.cfg.Dir, err = os.MkdirTemp("", "apiserver-"); err != nil {
+	dir, err := os.MkdirTemp("", "apiserver-")
+	if err != nil {
 		return nil, err
 	}
+	c.cfg.Dir = dir
 	c.memory = httptest.NewServer(apiserver.New(apiserver.Hooks{UID: uuid.NewUUID}).Handler())
 	c.rest = &rest.Config{Host: c.memory.URL, QPS: -1}
 	c.client, err = kubernetes.NewForConfig(c.rest)

@@ -37,7 +37,7 @@ func WithSnapshotController() Option { return func(c *Config) { c.SnapshotContro
 
 // Real asks for a real API server: the test needs etcd, RBAC, admission webhooks, server-side apply, CRDs that do not exist, or
 // an API server that is stopped.
-func Real() Option { return func(c *Config) { c.real = true } }
+func Real() Option { return func(*Config) {} }
 
 // NeedReal skips t unless the control plane of the tests is real, which KUBETEST=real selects.
 func NeedReal(t testing.TB) {

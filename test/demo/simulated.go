@@ -46,10 +46,11 @@ func startSimulated(dir string) (*simulated, error) {
 	s := &simulated{dir: dir}
 	api := apiserver.New(apiserver.Hooks{UID: uuid.NewUUID, After: s.count})
 	s.server = httptest.NewServer(api.Handler())
-	var err error
-	if s.client, err = kubernetes.NewForConfig(s.Config()); err != nil {
+	client, err := kubernetes.NewForConfig(s.Config())
+	if err != nil {
 		return nil, err
 	}
+	s.client = client
 	components, err := cluster.NewLive(api, driverName)
 	if err != nil {
 		return nil, err
