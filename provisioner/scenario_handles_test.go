@@ -79,8 +79,16 @@ func provisionerScenarioHandles(t *testing.T) {
 				late.Lock()
 				defer late.Unlock()
 			}
-			if close(gate); tt.saved {
+			close(gate)
+			if tt.saved {
 				f.saved(first)
+			} else {
+				kubetest.Eventually(t, "CreateVolume has returned a volume for the first claim", func(context.Context) error {
+					if _, held := f.c.claimLoop.Load().ops.holderOf("vol-000001"); !held {
+						return errors.New("it has not")
+					}
+					return nil
+				})
 			}
 			if tt.bound {
 				_, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(t.Context(), first.Name, types.MergePatchType,
