@@ -31,6 +31,7 @@ func (f *fixture) count() (reads, writes int) {
 // TestCostOfWaiting: the volumes of lost nodes that wait cost no more than their nodes do. 10 minutes have two checks
 // by default.
 func TestCostOfWaiting(t *testing.T) {
+	t.Parallel()
 	const volumes, readLimit, writeLimit = 200, 50, 5
 	for name, hold := range map[string]bool{"in_the_grace": false, "held": true} {
 		t.Run(name, func(t *testing.T) {

@@ -344,10 +344,13 @@ func (i *index) ambiguous() (bare, foreign []string) {
 	return slices.Sorted(maps.Keys(i.bare)), slices.Sorted(maps.Keys(i.foreign))
 }
 
-// registered reports whether the driver is on a node, and if not, since when.
+// registered reports whether the driver is on a node, and if not, since when: now for a Node that was deleted meanwhile.
 func (i *index) registered(node string) (bool, time.Time) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
-	since, without := i.without[node]
-	return !without, since
+	since, exists := i.without[node]
+	if !exists {
+		since = time.Now()
+	}
+	return i.csi[node] != nil, since
 }

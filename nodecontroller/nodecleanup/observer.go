@@ -30,9 +30,11 @@ type observer struct {
 	records *records
 	queue   *workloop.Loop[string] // of hosts; recordsKey stands for the ConfigMap
 	gather  func(ctx context.Context, host string) (host, error)
-	tripped atomic.Bool   // the open breaker was reported
+	tripped atomic.Bool   // the open breaker was reported; announce changes it with announcing held
 	kept    atomic.Bool   // keep has succeeded in this term; the records are not used before
 	checked chan struct{} // closed with kept
+
+	announcing sync.Mutex
 
 	seen      sync.Mutex // guards the fields below
 	listed    *index     // of all Nodes and CSINodes, at listedAt
@@ -270,13 +272,21 @@ func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
 	return c, err
 }
 
-// announce reports once that the breaker has opened, and once that it has closed.
+// announce reports once that the breaker has opened, and once that it has closed. open may be outdated: another worker may have
+// reported a later state.
 func (t *observer) announce(ctx context.Context, open bool) {
-	if t.policy.NodeCleanup == ModeOff || t.tripped.Load() == open || !t.tripped.CompareAndSwap(!open, open) {
+	if t.policy.NodeCleanup == ModeOff || t.tripped.Load() == open {
 		return
 	}
+	t.announcing.Lock()
+	defer t.announcing.Unlock()
+	v := t.verdict(ctx)
+	if t.tripped.Load() == v.open {
+		return
+	}
+	t.tripped.Store(v.open)
 	driver := t.live.csiDriver(ctx, t.policy.driver)
-	if v := t.verdict(ctx); open {
+	if v.open {
 		t.c.notify.warn(driver, reasonBreakerOpen, "%d of %d nodes are lost, and at most %d may be. Nothing more is cleaned up until they "+
 			"return or you approve: storage-controller nodecontroller approve --driver-name=%s NODE... --yes. Lost: %s", v.lost, v.total,
 			v.limit, t.policy.driver, kube.ShortList(v.names, 10))

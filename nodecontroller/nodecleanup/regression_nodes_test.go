@@ -144,6 +144,7 @@ func TestNodeWithoutLabelIsReported(t *testing.T) {
 // TestHoldHasNoTimeout: neither the end of the window, nor a shorter list of lost nodes, nor an opt-out that is
 // withdrawn releases a hold.
 func TestHoldHasNoTimeout(t *testing.T) {
+	t.Parallel()
 	t.Run("the_other_volume_is_removed", func(t *testing.T) {
 		f, claims := twoHeld(t, nil)
 		f.removeVolume("pv-c2")
@@ -199,6 +200,7 @@ func (f *fixture) rivalKey() {
 
 // TestTopologyKeyIsUnknown: without a key nothing is deleted, and the records are kept.
 func TestTopologyKeyIsUnknown(t *testing.T) {
+	t.Parallel()
 	t.Run("from_the_start", func(t *testing.T) {
 		f := scenario(t, nil)
 		pv, pvc := f.bound("a", "n")
@@ -320,6 +322,7 @@ func TestNodesDeletedOneByOne(t *testing.T) {
 
 // TestNodeHasAnotherName: a Node exists whose volumes name it by something other than its name.
 func TestNodeHasAnotherName(t *testing.T) {
+	t.Parallel()
 	begin := func(t *testing.T, change func(f *fixture)) (*fixture, *corev1.PersistentVolumeClaim) {
 		f := scenario(t, change)
 		f.nodeAs("n", "id", "id")
@@ -447,6 +450,7 @@ func TestOptInLater(t *testing.T) {
 
 // TestOptOutOfANode: a Node that opted out was deleted.
 func TestOptOutOfANode(t *testing.T) {
+	t.Parallel()
 	t.Run("returns_without_it", func(t *testing.T) {
 		f := scenario(t, parity)
 		resources := f.installLogicalVolumes()
@@ -598,6 +602,7 @@ func TestFinalizerWasRemoved(t *testing.T) {
 
 // TestFinalizerIsIgnored: mode off never removes the finalizer that another mode has added. An event says so.
 func TestFinalizerIsIgnored(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []Mode{ModeOff, ModeReport, ModeClaims} {
 		t.Run(string(mode), func(t *testing.T) {
 			f := scenario(t, func(f *fixture) { f.cfg.NodeFinalizerMode, f.cfg.NodeCleanup = FinalizerOff, mode })

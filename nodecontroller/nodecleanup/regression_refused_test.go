@@ -38,6 +38,7 @@ func (f *fixture) impossible(name, node, namespace string) {
 
 // TestOneRefusalOfATerminatingNode: a failure for one claim of a terminating node does not block the others.
 func TestOneRefusalOfATerminatingNode(t *testing.T) {
+	t.Parallel()
 	begin := func(t *testing.T, change func(f *fixture)) *fixture {
 		f := scenario(t, func(f *fixture) { patient(f); change(f) })
 		f.node("n", f.cfg.NodeFinalizer)
@@ -88,6 +89,7 @@ func TestOneRefusalOfATerminatingNode(t *testing.T) {
 
 // TestOneRefusalOfALostNode: likewise for a node that does not exist.
 func TestOneRefusalOfALostNode(t *testing.T) {
+	t.Parallel()
 	t.Run("unbound_claim", func(t *testing.T) {
 		f := scenario(t, swept)
 		resources := f.installLogicalVolumes()
@@ -207,6 +209,7 @@ func TestNothingWhileTheDriverIsCalled(t *testing.T) {
 
 // TestOnlyTheAPIServerKnows: a cache lacks the reason why nothing may be deleted.
 func TestOnlyTheAPIServerKnows(t *testing.T) {
+	t.Parallel()
 	t.Run("class_has_opted_out", func(t *testing.T) {
 		f := scenario(t, parity)
 		f.frozen("storageclasses")
@@ -258,6 +261,7 @@ func TestOnlyTheAPIServerKnows(t *testing.T) {
 
 // TestMissingPermission: a forbidden request is reported, and sent again after it was granted.
 func TestMissingPermission(t *testing.T) {
+	t.Parallel()
 	forbidden := func(f *fixture, want bool) {
 		f.Helper()
 		f.eventually(fmt.Sprintf("something is forbidden: %t", want), func(ctx context.Context) error {
@@ -325,6 +329,7 @@ func TestMissingPermission(t *testing.T) {
 
 // TestRefusalIsReported: admission webhooks and policies refuse requests with any code. No permission is missing then.
 func TestRefusalIsReported(t *testing.T) {
+	t.Parallel()
 	bound := func(f *fixture) { f.bound("a", "n") }
 	unbound := func(f *fixture) { f.selecting("a", "n") }
 	nothing := func(*fixture) {}
@@ -393,6 +398,7 @@ func TestResponsesThatPass(t *testing.T) {
 
 // TestCommandAndRefusals: a refusal for one volume does not keep the command from cleaning up the others.
 func TestCommandAndRefusals(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct{ method, suffix, want string }{
 		"claim_may_not_be_deleted": {http.MethodDelete, "/persistentvolumeclaims/b", denial},
 		"claim_cannot_be_read":     {http.MethodGet, "/persistentvolumeclaims/b", denial},
@@ -500,6 +506,7 @@ func TestCommandAndRefusals(t *testing.T) {
 
 // TestCommandWaits: the node returns, under its name or as a host name, while the command waits for a claim.
 func TestCommandWaits(t *testing.T) {
+	t.Parallel()
 	for _, what := range []string{"node", "host_name"} {
 		t.Run(what, func(t *testing.T) {
 			f := scenario(t, nil)

@@ -14,6 +14,7 @@ import (
 
 // TestResourcesOfVolumesThatStay: custom resources may be needed to find the data of a volume that is kept.
 func TestResourcesOfVolumesThatStay(t *testing.T) {
+	t.Parallel()
 	t.Run("of_terminating_nodes", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { parity(f); f.cfg.NodeCleanupRetain, f.cfg.NodeCleanupMinNodes = RetainSkip, 5 })
 		resources := f.installLogicalVolumes()
@@ -153,6 +154,7 @@ func fourLost(t *testing.T, change func(f *fixture), create func(f *fixture, nod
 
 // TestBreakerAndCustomResources: nodes of which only custom resources are left count and are held too.
 func TestBreakerAndCustomResources(t *testing.T) {
+	t.Parallel()
 	begin := func(t *testing.T) (f *fixture, resources customResources) {
 		f = fourLost(t, func(f *fixture) {
 			parity(f)

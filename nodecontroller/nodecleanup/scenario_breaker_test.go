@@ -57,6 +57,7 @@ func twoHeld(t *testing.T, change func(f *fixture)) (f *fixture, claims []*corev
 }
 
 func TestNodecontrollerScenarioBreaker(t *testing.T) {
+	t.Parallel()
 	t.Run("042_044_two_nodes_of_ten", func(t *testing.T) {
 		f, claims := twoHeld(t, nil)
 		f.onlyWrites("DELETE persistentvolumeclaims/c1")

@@ -145,6 +145,7 @@ func (c customResources) marked(was *unstructured.Unstructured) {
 }
 
 func TestNodecontrollerScenarioNodes(t *testing.T) {
+	t.Parallel()
 	t.Run("007_claims_and_resources", func(t *testing.T) {
 		for what, create := range map[string]func(f *fixture){
 			"unbound": func(f *fixture) { f.selecting("a", "n") },
@@ -454,6 +455,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 
 // TestPlannedRemoval: nodes that were drained before their deletion do not count for the breaker.
 func TestPlannedRemoval(t *testing.T) {
+	t.Parallel()
 	cordon := func(f *fixture, n string) { f.patchNode(n, `{"spec":{"unschedulable":true}}`) }
 	for name, finalizer := range map[string]bool{"with_our_finalizer": true, "without": false} {
 		t.Run(name, func(t *testing.T) {

@@ -24,6 +24,7 @@ import (
 const claimA = "persistentvolumeclaims/a"
 
 func TestNodecontrollerScenarioOrphans(t *testing.T) {
+	t.Parallel()
 	t.Run("021_report", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanup = ModeReport })
 		pv, pvc := f.bound("a", "n")

@@ -66,6 +66,7 @@ func (f *fixture) attach() *storagev1.VolumeAttachment {
 }
 
 func TestNodecontrollerScenarioVolumes(t *testing.T) {
+	t.Parallel()
 	t.Run("048_force_removal", func(t *testing.T) {
 		f := scenario(t, longRelease)
 		begin := time.Now()
