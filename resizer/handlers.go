@@ -25,7 +25,7 @@ func (t *term) register() {
 		Add: t.claimAdded, Update: t.claimUpdated, Delete: t.claimDeleted,
 	}))
 	t.registrations.Add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
-		Add: t.volumeChanged, Update: t.volumeUpdated,
+		Add: t.volumeAdded, Update: t.volumeUpdated,
 	}))
 	t.c.users.mu.Lock()
 	watched := t.c.users.watched // in an earlier term
@@ -128,7 +128,15 @@ func (t *term) claimDeleted(claim *corev1.PersistentVolumeClaim) {
 	}
 }
 
-// volumeChanged enqueues the claim of a PersistentVolume that was created or bound.
+// volumeAdded enqueues the claim of a PersistentVolume that was created. A failed call may have known it before this event arrived,
+// and keeps its back-off.
+func (t *term) volumeAdded(pv *corev1.PersistentVolume) {
+	if claim, ok := t.claimOf(pv); ok {
+		t.enqueue(claim, t.queue.Resync)
+	}
+}
+
+// volumeChanged enqueues the claim of a PersistentVolume that was bound or corrected.
 func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
 	if claim, ok := t.claimOf(pv); ok {
 		t.enqueue(claim, t.queue.Add)

@@ -117,12 +117,16 @@ func resizerScenarioRecovery(t *testing.T) {
 	t.Run("038_final_error", func(t *testing.T) {
 		f := scenario(t, expands, slowly)
 		f.Plugin.Next(expandMethod, csitest.Fail(codes.Internal, "x"))
-		f.create("c1", nil)
+		handle := f.create("c1", nil)
 		f.request("c1", "11Gi")
 		f.reaches("c1", "C=1Gi A=11Gi "+progress+" P=1Gi ControllerResizeError Resizing")
+		f.c.term.Load().volumeAdded(f.pv("c1")) // delivered late
+		f.settles()
 		f.request("c1", "4Gi")
 		f.reaches("c1", "C=1Gi A=4Gi "+pending+" P=4Gi PRE=1Gi "+waitNode)
-		f.called("11Gi 4Gi")
+		if got := f.sizes(handle); got != "11Gi 4Gi" {
+			t.Errorf("calls %q", got)
+		}
 	})
 	t.Run("039_timeout", func(t *testing.T) {
 		f := scenario(t, expands, func(c *Config) { c.Timeout, c.ResizeTimeout = time.Hour, 2*time.Second })
