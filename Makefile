@@ -37,7 +37,7 @@ check: ## Check formatting, lint and short tests of the packages that differ fro
 
 .PHONY: test
 test: ## Run all tests that need no real control plane: they use an API server in memory
-	$(PURE) go test $(VETTED) -p 3 -timeout 30m ./nodecontroller/nodecleanup ./...
+	$(PURE) go test $(VETTED) -p 4 -timeout 30m ./nodecontroller/nodecleanup ./...
 
 # Each process takes more memory and a tenth less CPU time.
 test-all test-browser: export GOGC ?= 400

@@ -22,7 +22,8 @@ import (
 // register adds the event handlers that fill the queue.
 func (t *term) register() {
 	t.registrations.Add(t.c.claims.Handle(kube.Handlers[*corev1.PersistentVolumeClaim]{
-		Add: t.claimAdded, Update: t.claimUpdated, Delete: t.claimDeleted,
+		Add:    func(claim *corev1.PersistentVolumeClaim) { t.enqueue(claim, t.queue.Add) },
+		Update: t.claimUpdated, Delete: t.claimDeleted,
 	}))
 	t.registrations.Add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
 		Add: t.volumeAdded, Update: t.volumeUpdated,
@@ -34,8 +35,6 @@ func (t *term) register() {
 		t.handleUsers()
 	}
 }
-
-func (t *term) claimAdded(claim *corev1.PersistentVolumeClaim) { t.enqueue(claim, t.queue.Add) }
 
 // enqueue passes the keys of the operations that claim may need to add.
 func (t *term) enqueue(claim *corev1.PersistentVolumeClaim, add func(key)) {
