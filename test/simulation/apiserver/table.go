@@ -25,19 +25,28 @@ var columns = map[string]struct {
 	values func(runtime.Object) []any
 }{
 	"PersistentVolumeClaim": {[]string{"Status", "Volume", "Capacity", "StorageClass"}, on(func(o *corev1.PersistentVolumeClaim) []any {
-		return []any{o.Status.Phase, o.Spec.VolumeName, o.Status.Capacity.Storage(), ptr.Deref(o.Spec.StorageClassName, "")}
+		return []any{o.Status.Phase, o.Spec.VolumeName, size(o.Status.Capacity), ptr.Deref(o.Spec.StorageClassName, "")}
 	})},
 	"PersistentVolume": {[]string{"Capacity", "Reclaim Policy", "Status", "Claim"}, on(func(o *corev1.PersistentVolume) []any {
 		claim := ""
 		if o.Spec.ClaimRef != nil {
 			claim = o.Spec.ClaimRef.Namespace + "/" + o.Spec.ClaimRef.Name
 		}
-		return []any{o.Spec.Capacity.Storage(), o.Spec.PersistentVolumeReclaimPolicy, o.Status.Phase, claim}
+		return []any{size(o.Spec.Capacity), o.Spec.PersistentVolumeReclaimPolicy, o.Status.Phase, claim}
 	})},
 	"VolumeAttachment": {[]string{"PV", "Node", "Attached"}, on(func(o *storagev1.VolumeAttachment) []any {
 		return []any{ptr.Deref(o.Spec.Source.PersistentVolumeName, ""), o.Spec.NodeName, strconv.FormatBool(o.Status.Attached)}
 	})},
 	"Pod": {[]string{"Status", "Node"}, on(func(o *corev1.Pod) []any { return []any{o.Status.Phase, o.Spec.NodeName} })},
+}
+
+// size returns the capacity of a volume, "" for none.
+func size(capacity corev1.ResourceList) string {
+	storage, ok := capacity[corev1.ResourceStorage]
+	if !ok {
+		return ""
+	}
+	return storage.String()
 }
 
 // table returns obj, an object or a list, as kubectl prints it.
