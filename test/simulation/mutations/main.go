@@ -6,7 +6,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -53,16 +52,16 @@ func main() {
 	}
 }
 
-// apply returns the file of m with the mutation.
-func (m mutation) apply(root string) ([]byte, error) {
-	data, err := os.ReadFile(filepath.Join(root, m.file))
+// apply returns the file of m, and its content with the mutation.
+func (m mutation) apply(root string) (file string, mutated []byte, err error) {
+	s, err := m.place.find(root)
+	if err == nil {
+		mutated, err = s.replace(m.target, m.text)
+	}
 	if err != nil {
-		return nil, err
+		return "", nil, fmt.Errorf("mutation %s: %w", m.name, err)
 	}
-	if n := bytes.Count(data, []byte(m.old)); n != 1 {
-		return nil, fmt.Errorf("mutation %s: %s contains %q %d times, want once", m.name, m.file, m.old, n)
-	}
-	return bytes.Replace(data, []byte(m.old), []byte(m.new), 1), nil
+	return s.file, mutated, nil
 }
 
 // find returns the median number of seeds until the violation, from different first seeds, and the first violation.
@@ -103,17 +102,17 @@ func (m mutation) build(dir, binary string) error {
 	if err != nil {
 		return err
 	}
-	mutated, err := m.apply(root)
+	file, mutated, err := m.apply(root)
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(dir, "mutated.go")
-	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, m.file): file}})
+	mutatedFile := filepath.Join(dir, "mutated.go")
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, file): mutatedFile}})
 	if err != nil {
 		return err
 	}
 	overlayFile := filepath.Join(dir, "overlay.json")
-	if err := errors.Join(os.WriteFile(file, mutated, 0o600), os.WriteFile(overlayFile, overlay, 0o600)); err != nil {
+	if err := errors.Join(os.WriteFile(mutatedFile, mutated, 0o600), os.WriteFile(overlayFile, overlay, 0o600)); err != nil {
 		return err
 	}
 	args := []string{"-vet=off", "-ldflags=-s -w", "-overlay", overlayFile, "-o", binary, "./test/simulation"}

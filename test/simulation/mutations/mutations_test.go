@@ -15,12 +15,12 @@ func TestMutations(t *testing.T) {
 		t.Errorf("%d mutations, want at least 20", len(mutations))
 	}
 	for _, m := range mutations {
-		mutated, err := m.apply("../../..")
+		file, mutated, err := m.apply("../../..")
 		if err != nil {
 			t.Error(err)
 			continue
 		}
-		if _, err := parser.ParseFile(token.NewFileSet(), m.file, mutated, 0); err != nil {
+		if _, err := parser.ParseFile(token.NewFileSet(), file, mutated, 0); err != nil {
 			t.Errorf("%s: %v", m.name, err)
 		}
 	}
