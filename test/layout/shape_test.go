@@ -4,131 +4,115 @@
 package layout
 
 import (
+	"cmp"
+	"fmt"
 	"go/ast"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 )
 
-// Limits of the shape of product code. Lines are limited in tests, too.
-const (
-	maxColumns        = 140
-	maxFileLines      = 400
-	maxFunctionLines  = 60
-	maxParameters     = 6
-	maxMethods        = 25
-	maxMedianFunction = 12
-)
-
-// TestShape holds files, functions and types to the limits.
+// TestShape prints the sizes of product code with -v. They are advice: a limit would become the design.
 func TestShape(t *testing.T) {
-	methods := map[string]int{} // by directory and type
-	var lengths []int
+	files, functions, parameters := map[string]int{}, map[string]int{}, map[string]int{}
+	methods, first := map[string]int{}, map[string]int{} // by directory and type
+	embedded := map[string][]string{}
 	for _, f := range goFiles(t) {
-		if ast.IsGenerated(f.syntax) {
+		if ast.IsGenerated(f.syntax) || !f.product() {
 			continue
 		}
-		raw := rawLines(f)
-		for i, line := range strings.Split(f.text, "\n") {
-			if strings.Contains(line, "`") || raw[i+1] {
-				continue // a raw string literal cannot be broken
-			}
-			if columns := utf8.RuneCountInString(line) + 3*strings.Count(line, "\t"); columns > maxColumns {
-				t.Errorf("%s:%d: %d columns, at most %d, with tabs of 4", f.path, i+1, columns, maxColumns)
-			}
-		}
-		if !f.product() {
-			continue
-		}
-		if lines := strings.Count(f.text, "\n"); lines > maxFileLines {
-			t.Errorf("%s: %d lines, at most %d", f.path, lines, maxFileLines)
-		}
+		files[f.path] = strings.Count(f.text, "\n")
 		for _, d := range f.syntax.Decls {
-			fn, ok := d.(*ast.FuncDecl)
-			if !ok {
-				continue
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				name := f.dir() + " " + d.Name.Name
+				functions[name] = f.line(d.End()) - f.line(d.Pos()) + 1
+				parameters[name] = d.Type.Params.NumFields()
+				if d.Recv != nil {
+					methods[f.dir()+"."+typeName(d.Recv.List[0].Type)]++
+				} else if len(d.Type.Params.List) > 0 {
+					first[f.dir()+"."+typeName(d.Type.Params.List[0].Type)]++
+				}
+			case *ast.GenDecl:
+				for name, types := range embeddedIn(d) {
+					for _, e := range types {
+						embedded[f.dir()+"."+name] = append(embedded[f.dir()+"."+name], f.dir()+"."+e)
+					}
+				}
 			}
-			lines := f.line(fn.End()) - f.line(fn.Pos()) + 1
-			lengths = append(lengths, lines)
-			if lines > maxFunctionLines {
-				t.Errorf("%s: function %s has %d lines, at most %d", f.path, fn.Name.Name, lines, maxFunctionLines)
-			}
-			if n := fn.Type.Params.NumFields(); n > maxParameters && !isInterceptor(fn) {
-				t.Errorf("%s: function %s has %d parameters, at most %d", f.path, fn.Name.Name, n, maxParameters)
-			}
-			if name := receiver(fn); name != "" && !isServerMethod(fn) {
-				methods[f.dir()+"."+name]++
+		}
+	}
+	promoted := map[string]int{}
+	for name := range embedded {
+		promoted[name] = promotedBy(name, embedded, methods)
+	}
+	maps.DeleteFunc(first, func(name string, _ int) bool { return methods[name] == 0 })
+	t.Logf("%d lines in %d files, %d functions, median %d lines", sum(files), len(files), len(functions), median(functions))
+	t.Log("lines of files: ", largest(files))
+	t.Log("lines of functions: ", largest(functions))
+	t.Log("parameters: ", largest(parameters))
+	t.Log("methods: ", largest(methods))
+	t.Log("promoted methods, of types of the same package: ", largest(promoted))
+	t.Log("functions whose first parameter is a type with methods: ", largest(first))
+}
+
+// typeName returns the name of a type without its pointer and type parameters.
+func typeName(expr ast.Expr) string {
+	switch e := expr.(type) {
+	case *ast.StarExpr:
+		return typeName(e.X)
+	case *ast.IndexExpr:
+		return typeName(e.X)
+	case *ast.IndexListExpr:
+		return typeName(e.X)
+	case *ast.Ident:
+		return e.Name
+	}
+	return ""
+}
+
+// embeddedIn returns the embedded types of each struct of a declaration.
+func embeddedIn(d *ast.GenDecl) map[string][]string {
+	found := map[string][]string{}
+	for _, spec := range d.Specs {
+		named, ok := spec.(*ast.TypeSpec)
+		if !ok {
+			continue
+		}
+		if s, ok := named.Type.(*ast.StructType); ok {
+			for _, field := range s.Fields.List {
+				if len(field.Names) == 0 {
+					found[named.Name.Name] = append(found[named.Name.Name], typeName(field.Type))
+				}
 			}
 		}
 	}
-	for name, n := range methods {
-		if n > maxMethods {
-			t.Errorf("type %s has %d methods, at most %d", name, n, maxMethods)
-		}
-	}
-	slices.Sort(lengths)
-	median := lengths[len(lengths)/2]
-	t.Logf("%d functions, median %d lines, longest %d", len(lengths), median, lengths[len(lengths)-1])
-	if median > maxMedianFunction {
-		t.Errorf("the median function has %d lines, at most %d", median, maxMedianFunction)
-	}
+	return found
 }
 
-// rawLines returns the numbers of the lines that belong to raw string literals of several lines.
-func rawLines(f file) map[int]bool {
-	raw := map[int]bool{}
-	ast.Inspect(f.syntax, func(n ast.Node) bool {
-		if literal, ok := n.(*ast.BasicLit); ok {
-			for line := f.line(literal.Pos()); line < f.line(literal.End()); line++ {
-				raw[line+1] = true
-			}
-		}
-		return true
-	})
-	return raw
+func promotedBy(name string, embedded map[string][]string, methods map[string]int) (n int) {
+	for _, e := range embedded[name] {
+		n += methods[e] + promotedBy(e, embedded, methods)
+	}
+	return n
 }
 
-// receiver returns the name of the type that fn is a method of, and "" for a function.
-func receiver(fn *ast.FuncDecl) string {
-	if fn.Recv == nil {
-		return ""
+func sum(counts map[string]int) (n int) {
+	for _, c := range counts {
+		n += c
 	}
-	expr := fn.Recv.List[0].Type
-	for {
-		switch e := expr.(type) {
-		case *ast.StarExpr:
-			expr = e.X
-		case *ast.IndexExpr: // one type parameter
-			expr = e.X
-		case *ast.IndexListExpr: // several
-			expr = e.X
-		case *ast.Ident:
-			return e.Name
-		default:
-			return ""
-		}
-	}
+	return n
 }
 
-// isInterceptor reports whether fn is a client interceptor, whose parameters gRPC defines.
-func isInterceptor(fn *ast.FuncDecl) bool {
-	return slices.ContainsFunc(fn.Type.Params.List, func(p *ast.Field) bool {
-		s, ok := p.Type.(*ast.SelectorExpr)
-		return ok && s.Sel.Name == "UnaryInvoker"
-	})
-}
+func median(counts map[string]int) int { return slices.Sorted(maps.Values(counts))[len(counts)/2] }
 
-// isServerMethod reports whether fn implements an RPC of a generated gRPC server interface.
-func isServerMethod(fn *ast.FuncDecl) bool {
-	params := fn.Type.Params.List
-	if len(params) != 2 {
-		return false
+// largest returns the largest counts with their names.
+func largest(counts map[string]int) string {
+	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Or(counts[b]-counts[a], strings.Compare(a, b)) })
+	var b strings.Builder
+	for _, name := range names[:min(8, len(names))] {
+		fmt.Fprintf(&b, "%s %d, ", name, counts[name])
 	}
-	pointer, ok := params[1].Type.(*ast.StarExpr)
-	if !ok {
-		return false
-	}
-	s, ok := pointer.X.(*ast.SelectorExpr)
-	return ok && s.Sel.Name == fn.Name.Name+"Request"
+	return strings.TrimSuffix(b.String(), ", ")
 }

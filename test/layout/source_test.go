@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // file is a parsed Go file of the module.
@@ -77,4 +78,36 @@ func goFiles(t *testing.T) []file {
 		files = append(files, file{path: path, text: string(text), syntax: syntax, set: set})
 	}
 	return files
+}
+
+// maxColumns is the width of Go lines, with tabs of 4.
+const maxColumns = 140
+
+func TestColumns(t *testing.T) {
+	for _, f := range goFiles(t) {
+		if ast.IsGenerated(f.syntax) {
+			continue
+		}
+		raw := rawLines(f)
+		for i, line := range strings.Split(f.text, "\n") {
+			columns := utf8.RuneCountInString(line) + 3*strings.Count(line, "\t")
+			if columns > maxColumns && !strings.Contains(line, "`") && !raw[i+1] { // a raw string literal cannot be broken
+				t.Errorf("%s:%d: %d columns, at most %d", f.path, i+1, columns, maxColumns)
+			}
+		}
+	}
+}
+
+// rawLines returns the numbers of the lines that belong to raw string literals of several lines.
+func rawLines(f file) map[int]bool {
+	raw := map[int]bool{}
+	ast.Inspect(f.syntax, func(n ast.Node) bool {
+		if literal, ok := n.(*ast.BasicLit); ok {
+			for line := f.line(literal.Pos()); line < f.line(literal.End()); line++ {
+				raw[line+1] = true
+			}
+		}
+		return true
+	})
+	return raw
 }
