@@ -27,10 +27,10 @@ func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *re
 	switch step.action {
 	case doReportCreation, doReportCheck, doReportDeletion:
 		return l.report(ctx, obj, step.action, step.err, step.cause)
+	case doSettle:
+		l.memories.update(c.uid(), neverCalled)
+		return nil
 	case doAnnounce:
-		if c.terminating() && !c.released() && s.memory.unrecorded(c) { // before the release, no record is lost
-			l.memories.update(c.uid(), neverCalled)
-		}
 		l.announce(c, step.cause, step.err)
 		return nil
 	case doReadSecret:

@@ -66,6 +66,7 @@ const (
 	doReportCreation         // write status.error about the creation
 	doReportCheck            // write status.error about a check
 	doReportDeletion         // send an event
+	doSettle                 // remember that CreateSnapshot was never called
 	doAnnounce               // send an event about what the deletion waits for, once
 	doReadSecret             // read the secret of the RPC
 	doReadContent            // read the content from the API server
@@ -84,9 +85,9 @@ const (
 // String returns the value of "action" in logs and the name of the step in traces.
 func (a action) String() string {
 	return [...]string{
-		"nothing", "report creation error", "report check error", "report deletion error", "announce", "read secret", "read content",
-		"read class",
-		"record request", "create", "check", "write answer", "end creation", "read members", "delete", "clear status", "remove finalizer",
+		"nothing", "report creation error", "report check error", "report deletion error", "settle", "announce", "read secret",
+		"read content", "read class", "record request", "create", "check", "write answer", "end creation", "read members",
+		"delete", "clear status", "remove finalizer",
 	}[a]
 }
 
@@ -196,8 +197,8 @@ func (d driver) decide(s state) step {
 		pending := cause{blockedRelease, fmt.Sprintf("the snapshot-controller to set annotation %s after the deletion of %s %s/%s",
 			c.deleting, c.ref.Kind, c.ref.Namespace, c.ref.Name)}
 		switch {
-		case row == create && s.memory.unrecorded(c) && !s.memory.confirmed: // the announcement concludes that nothing was sent
-			return step{action: doReadContent, reason: "Unconfirmed"}
+		case row == create && s.memory.unrecorded(c): // before the release, no record is lost
+			return s.confirmed(step{action: doSettle, reason: "NeverCalled"})
 		case !s.memory.announced[pending.reason]:
 			return step{action: doAnnounce, reason: "NotReleased", cause: pending}
 		case row == create && !c.indeterminate(s.memory) && s.memory.answer == nil:

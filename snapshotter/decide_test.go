@@ -172,8 +172,9 @@ func TestDecide(t *testing.T) {
 		"pre-provisioned, of a copied group": {changes{set(AnnGroup), isPreProvisioned}, doCheck, "NotReady"},
 		"member":                             {changes{set(AnnGroup), withStatus(created)}, doCheck, "NotReady"},
 
-		"not released":          {changes{terminating}, doAnnounce, "NotReleased"},
-		"not released, said so": {changes{terminating, announced(blockedRelease)}, doNothing, "NotReleased"},
+		"not released":          {changes{terminating}, doSettle, "NeverCalled"},
+		"not released, settled": {changes{terminating, withOutcome(definite)}, doAnnounce, "NotReleased"},
+		"not released, said so": {changes{terminating, withOutcome(definite), announced(blockedRelease)}, doNothing, "NotReleased"},
 		"not released, indeterminate": {changes{terminating, announced(blockedRelease), set(AnnBeingCreated, AnnRequest)}, doCreate,
 			"Requested"},
 		"not released, answered": {changes{terminating, announced(blockedRelease), set(AnnBeingCreated, AnnRequest),

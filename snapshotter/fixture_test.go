@@ -318,10 +318,10 @@ func (f *fixture) withSecret(o *snapshotv1.VolumeSnapshotContent) {
 }
 
 // notReady creates a content whose snapshot does not become ready.
-func (f *fixture) notReady() *snapshotv1.VolumeSnapshotContent {
+func (f *fixture) notReady(change func(*snapshotv1.VolumeSnapshotContent)) *snapshotv1.VolumeSnapshotContent {
 	f.Helper()
 	f.Plugin.Always(createSnapshot, csitest.Alter(func(r *csi.CreateSnapshotResponse) { r.Snapshot.ReadyToUse = false }))
-	f.content("v1", nil)
+	f.content("v1", change)
 	return f.until("is created", func(o *snapshotv1.VolumeSnapshotContent) bool {
 		return o.Status != nil && o.Status.SnapshotHandle != nil && !has(o, AnnBeingCreated)
 	})

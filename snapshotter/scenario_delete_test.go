@@ -288,6 +288,26 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.waitEvent("SnapshotDeleteError", "CreateSnapshot is indeterminate and cannot be repeated")
 		f.patch("v1", `{"metadata":{"finalizers":null}}`)
 	})
+	// A content of csi-snapshotter has no record. The driver may still execute the last check of its leader.
+	t.Run("041_check_of_an_earlier_leader_without_a_record", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.secret("s", map[string]string{"k": "v"})
+		f.notReady(f.withSecret)
+		f.Crash()
+		f.annotate("v1", AnnRequest, nil)
+		f.deleteSecret("s")
+		f.terminate("v1")
+		f.start()
+		f.waitEvent("SnapshotDeletePending", "snapshot-controller")
+		checks := len(f.created())
+		f.annotate("v1", AnnBeingDeleted, "yes")
+		f.waitEvent("SnapshotDeletePending", "Secret")
+		f.secret("s", map[string]string{"k": "v"})
+		f.until("is deleted", isDeleted)
+		if len(f.created()) == checks {
+			t.Error("the check was not repeated before DeleteSnapshot")
+		}
+	})
 	t.Run("048_deleted_during_the_call", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.Plugin.Next(createSnapshot, csitest.Hang())
@@ -469,7 +489,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 	})
 	t.Run("050_annotation_of_a_check_removed_by_a_tool", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalMax = 2 * time.Second })
-		f.notReady()
+		f.notReady(nil)
 		f.Plugin.Always(createSnapshot, csitest.Fail(codes.Unavailable, "no"))
 		f.waitEvent("SnapshotContentCheckandUpdateFailed", "no")
 		f.delete("v1")
@@ -481,7 +501,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 	})
 	t.Run("another_snapshot_in_the_answer_of_a_check", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
-		o := f.notReady()
+		o := f.notReady(nil)
 		_, err := f.Plugin.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: *o.Status.SnapshotHandle})
 		f.Must(err)
 		f.waitEvent("the driver returned snapshot handle")
@@ -901,7 +921,7 @@ func TestSnapshotterScenarioRestart(t *testing.T) {
 				if ready {
 					f.ready(nil)
 				} else {
-					f.notReady()
+					f.notReady(nil)
 				}
 				f.Plugin.Next(removeSnapshot, csitest.DoAndHang())
 				f.delete("v1")
