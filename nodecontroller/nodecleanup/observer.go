@@ -30,16 +30,17 @@ type observer struct {
 	records *records
 	queue   *workloop.Loop[string] // of hosts; recordsKey stands for the ConfigMap
 	gather  func(ctx context.Context, host string) (host, error)
-	tripped atomic.Bool   // the open breaker was reported; announce changes it with announcing held
+	tripped atomic.Bool   // the open breaker was reported
 	kept    atomic.Bool   // keep has succeeded in this term; the records are not used before
 	checked chan struct{} // closed with kept
 
-	announcing sync.Mutex
+	verdicts atomic.Int64 // begun by announce
 
 	seen      sync.Mutex // guards the fields below
 	listed    *index     // of all Nodes and CSINodes, at listedAt
 	listedAt  time.Time
 	forbidden map[string]bool // permissions that are missing
+	announced int64           // the verdict that was reported last, as counted by verdicts
 }
 
 // key returns the topology key.
@@ -278,13 +279,18 @@ func (t *observer) announce(ctx context.Context, open bool) {
 	if t.policy.NodeCleanup == ModeOff || t.tripped.Load() == open {
 		return
 	}
-	t.announcing.Lock()
-	defer t.announcing.Unlock()
+	n := t.verdicts.Add(1)
 	v := t.verdict(ctx)
-	if t.tripped.Load() == v.open {
+	t.seen.Lock()
+	isNews := n > t.announced && t.tripped.Load() != v.open
+	if isNews {
+		t.announced = n
+		t.tripped.Store(v.open)
+	}
+	t.seen.Unlock()
+	if !isNews {
 		return
 	}
-	t.tripped.Store(v.open)
 	driver := t.live.csiDriver(ctx, t.policy.driver)
 	if v.open {
 		t.c.notify.warn(driver, reasonBreakerOpen, "%d of %d nodes are lost, and at most %d may be. Nothing more is cleaned up until they "+
