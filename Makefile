@@ -25,7 +25,8 @@ demo: ## Run the demo on a simulated cluster, with REAL=1 on a real control plan
 VETTED := -vet=off
 
 # What a change of a branch can break at once; PKGS=./... checks all packages.
-PKGS ?= $(sort ./test/layout $(shell git diff --name-only --diff-filter=d $$(git merge-base origin/main HEAD 2>/dev/null || echo HEAD) -- '*.go' | \
+PKGS ?= $(sort ./test/layout $(shell { git diff --name-only --diff-filter=d $$(git merge-base origin/main HEAD 2>/dev/null || echo HEAD) -- '*.go'; \
+	git ls-files --others --exclude-standard -- '*.go'; } | \
 	grep -vE '^(release|test/(conformance|controlplane|deploy|lint|reference|snapshotcontroller))/' | xargs -r dirname | sed 's|^|./|'))
 
 .PHONY: check
