@@ -43,6 +43,17 @@ func (f *fixture) second(
 	})
 }
 
+// held waits until a volume that CreateVolume has returned waits for its PersistentVolume, or no longer does.
+func (f *fixture) held(handle string, want bool) {
+	f.Helper()
+	kubetest.Eventually(f.T, "the volume waits for its PersistentVolume", func(context.Context) error {
+		if _, held := f.c.claimLoop.Load().ops.holderOf(handle); held != want {
+			return fmt.Errorf("volume %q waits: %t", handle, held)
+		}
+		return nil
+	})
+}
+
 // provisionerScenarioHandles: the data of an object is not deleted with another object that names the same volume.
 func provisionerScenarioHandles(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -83,12 +94,7 @@ func provisionerScenarioHandles(t *testing.T) {
 			if tt.saved {
 				f.saved(first)
 			} else {
-				kubetest.Eventually(t, "CreateVolume has returned a volume for the first claim", func(context.Context) error {
-					if _, held := f.c.claimLoop.Load().ops.holderOf("vol-000001"); !held {
-						return errors.New("it has not")
-					}
-					return nil
-				})
+				f.held("vol-000001", true)
 			}
 			if tt.bound {
 				_, err := f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(t.Context(), first.Name, types.MergePatchType,

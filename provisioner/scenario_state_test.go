@@ -1208,6 +1208,7 @@ func provisionerScenarioDeletion(t *testing.T) {
 		f.makeClass(nil)
 		pv := f.saved(f.claim(nil))
 		f.event("ProvisioningSucceeded")
+		f.held(pv.Spec.CSI.VolumeHandle, false)
 		f.phase(pv, corev1.VolumeReleased)
 		f.Wait(remove, 4)
 		if events := f.otherEvents(); count(events, "VolumeFailedDelete rpc error: code = Internal desc = broken") != 3 ||
