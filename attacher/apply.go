@@ -74,12 +74,8 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 // readAttachment reads va from the API server, because the cache may not contain the last
 // writes of an earlier leader.
 func (t *term) readAttachment(ctx context.Context, va *storagev1.VolumeAttachment) error {
-	_, exists, err := t.attachments.Refetch(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va)
-	if err != nil {
+	if _, _, err := t.attachments.Refetch(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va); err != nil {
 		return fmt.Errorf("reading VolumeAttachment %q before calling the driver: %w", va.Name, err)
-	}
-	if exists {
-		t.confirmed.Store(va.UID, struct{}{})
 	}
 	return nil
 }
@@ -144,10 +140,7 @@ func (t *term) newest(va *storagev1.VolumeAttachment) (*storagev1.VolumeAttachme
 
 func (t *term) changeAttachment(ctx context.Context, va *storagev1.VolumeAttachment, change kube.MetadataPatch) error {
 	t.outOfSync.recordChange(va.UID)
-	changed, err := t.attachments.Patch(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va, change)
-	if err == nil && changed != va {
-		t.confirmed.Store(va.UID, struct{}{})
-	}
+	_, err := t.attachments.Patch(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va, change)
 	return err
 }
 

@@ -93,19 +93,14 @@ func LeaseName(driver string) string { return election.LeaseName("external-attac
 // afterwards, because another replica may have changed the objects in between.
 type term struct {
 	c           *Controller
-	attachments *kube.MutationCache[*storagev1.VolumeAttachment]
-	volumes     *kube.MutationCache[*corev1.PersistentVolume]
+	attachments *kube.TermCache[*storagev1.VolumeAttachment]
+	volumes     *kube.TermCache[*corev1.PersistentVolume]
 	vaQueue     *workloop.Loop[attachmentKey]
 	pvQueue     *workloop.Loop[string]
 	// finalizers has two VolumeAttachments of one volume share the write of its finalizer.
-	finalizers singleflight.Group
-	outOfSync  outOfSync
-	// confirmed holds the UIDs of VolumeAttachments that were read from or written to the
-	// API server in this term.
-	confirmed    sync.Map
+	finalizers   singleflight.Group
+	outOfSync    outOfSync
 	publications publications
-	// volumeVersion is the resourceVersion of PersistentVolumes when this process became the leader; empty: unknown.
-	volumeVersion string
 }
 
 // Run reconciles until ctx ends and returns after the last worker has stopped. It may be
@@ -113,7 +108,7 @@ type term struct {
 func (c *Controller) Run(ctx context.Context) error {
 	t := &term{
 		c:           c,
-		attachments: kube.NewMutationCache(c.attachments), volumes: kube.NewMutationCache(c.volumes),
+		attachments: kube.NewTermCache(c.attachments), volumes: kube.NewTermCache(c.volumes),
 	}
 	loop := workloop.Config{
 		RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
@@ -131,8 +126,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if err := registrations.Wait(ctx, "attacher caches"); err != nil {
 		return err
 	}
-	var err error
-	if t.volumeVersion, err = kube.LatestVersion(ctx, c.deps.Client.CoreV1().PersistentVolumes().List); err != nil {
+	if err := kube.BeginTerm(ctx, t.volumes, c.deps.Client.CoreV1().PersistentVolumes().List); err != nil {
 		klog.FromContext(ctx).Error(err,
 			"Reading the latest resourceVersion failed. Each PersistentVolume is read from the API server before ControllerPublishVolume")
 	}

@@ -68,19 +68,17 @@ type liveReads struct {
 // gather reads the caches, including own writes that the watch has not delivered yet.
 func (t *term) gather(key attachmentKey, read liveReads) attachmentState {
 	s := attachmentState{liveReads: read}
-	va, ok := t.attachments.Get(key.Name)
+	va, fresh, ok := t.attachments.Fresh(key.Name)
 	if !ok || va.UID != key.UID {
 		s.publication = t.publications.of(key.UID)
 		return s
 	}
 	s.attachment = va
 	s.publishedAtFormer, s.outOfSync = t.outOfSync.of(key.UID)
-	_, confirmed := t.confirmed.Load(key.UID)
-	s.unconfirmed = !read.attachmentRead && (!confirmed || s.outOfSync)
+	s.unconfirmed = !read.attachmentRead && (!fresh || s.outOfSync)
 	if name := va.Spec.Source.PersistentVolumeName; name != nil {
-		var since bool
-		s.volume, since, _ = t.volumes.GetSince(*name, t.volumeVersion)
-		s.volumeUnconfirmed = s.volume != nil && !since && !read.volumeRead
+		s.volume, fresh, ok = t.volumes.Fresh(*name)
+		s.volumeUnconfirmed = ok && !fresh && !read.volumeRead
 	}
 	if t.c.driver.publishes {
 		s.csiNode, _ = t.c.csiNodes.Get(va.Spec.NodeName)

@@ -72,7 +72,6 @@ func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
 	} else {
 		t.vaQueue.Forget(keyOf(va))
 	}
-	t.confirmed.Delete(va.UID)
 	t.outOfSync.recordChange(va.UID)
 	t.outOfSync.remove(va.UID)
 	if name := va.Spec.Source.PersistentVolumeName; name != nil {

@@ -62,14 +62,13 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step, read
 	// detached, so that a crash after this write causes no second unpublish.
 	if err := t.changeAttachment(ctx, va, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}}); err != nil {
 		// The write may have taken effect, and another VolumeAttachment of the same name may exist.
-		t.confirmed.Delete(va.UID)
+		t.attachments.Doubt(va.UID)
 		return t.recordError(ctx, va, fmt.Errorf("could not mark as detached: %w", err))
 	}
 	t.outOfSync.remove(va.UID)
 	logDone(ctx, "Volume detached", va, step, *va.DeletionTimestamp)
 	rest, exists := t.newest(va)
 	if !exists {
-		t.confirmed.Delete(va.UID) // its Delete event may have arrived before the response
 		return nil
 	}
 	// Another finalizer keeps the object.

@@ -23,8 +23,8 @@ import (
 // applier carries out what decide chose for a claim: one call, or one write.
 type applier struct {
 	c         *Controller
-	claims    *kube.MutationCache[*corev1.PersistentVolumeClaim]
-	volumes   *kube.MutationCache[*corev1.PersistentVolume]
+	claims    *kube.TermCache[*corev1.PersistentVolumeClaim]
+	volumes   *kube.TermCache[*corev1.PersistentVolume]
 	ops       *operations
 	sources   *sourceProtector
 	ownership *nodeOwnership

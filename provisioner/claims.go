@@ -31,9 +31,6 @@ type claimLoop struct {
 	applier
 	queue      *workloop.Loop[claimKey]
 	topologies *topology.Aggregate
-	// version and volumeVersion are the resourceVersions of PVCs and PersistentVolumes when this process began to lead;
-	// empty: unknown.
-	version, volumeVersion string
 }
 
 func newClaimLoop(a applier) *claimLoop {
@@ -51,15 +48,13 @@ func newClaimLoop(a applier) *claimLoop {
 // begin reads which versions of claims and volumes an earlier leader has left. If it fails, all claims are read before their
 // first request.
 func (l *claimLoop) begin(ctx context.Context) {
-	var err, err2 error
-	l.version, err = kube.LatestVersion(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims("").List)
-	l.volumeVersion, err2 = kube.LatestVersion(ctx, l.c.deps.Client.CoreV1().PersistentVolumes().List)
-	if err = errors.Join(err, err2); err != nil {
+	err := errors.Join(
+		kube.BeginTerm(ctx, l.claims, l.c.deps.Client.CoreV1().PersistentVolumeClaims("").List),
+		kube.BeginTerm(ctx, l.volumes, l.c.deps.Client.CoreV1().PersistentVolumes().List),
+	)
+	if err != nil {
 		klog.FromContext(ctx).Error(err,
 			"Reading the latest resourceVersion failed. Each PVC is read from the API server before CreateVolume")
-	}
-	if l.version != "" {
-		l.sources.version.Store(&l.version)
 	}
 }
 

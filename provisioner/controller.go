@@ -177,7 +177,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if n := c.cfg.VolumeNameUUIDLength; n >= 0 && n < 16 {
 		klog.FromContext(ctx).Info("Volume names may collide. Increase --volume-name-uuid-length", "volumeNameUUIDLength", n)
 	}
-	claims, volumes := kube.NewMutationCache(c.claims), kube.NewMutationCache(c.volumes)
+	claims, volumes := kube.NewTermCache(c.claims), kube.NewTermCache(c.volumes)
 	ops := newOperations()
 	sources := newSourceProtector(c, claims, volumes, ops)
 	users := volumeUsers{c.driver, volumes, ops}

@@ -74,13 +74,13 @@ type failure struct {
 // is released at once.
 func (l *claimLoop) gather(key claimKey) claimState {
 	s := claimState{op: l.ops.get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now()}
-	s.complete = l.volumes.Reached(l.volumeVersion)
+	s.complete = l.volumes.Complete()
 	s.volume, _ = l.volumes.Get(l.c.driver.volumeName(key.UID))
-	claim, since, ok := l.claims.GetSince(key.Namespace+"/"+key.Name, l.version)
+	claim, fresh, ok := l.claims.Fresh(key.Namespace + "/" + key.Name)
 	if !ok || claim.UID != key.UID {
 		return s
 	}
-	s.claim, s.stale = claim, !since || s.volume == nil && !s.complete
+	s.claim, s.stale = claim, !fresh || s.volume == nil && !s.complete
 	s.class, _ = l.c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(claim))
 	return s
 }

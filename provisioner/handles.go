@@ -22,7 +22,7 @@ import (
 // creates while the watch lags behind: the API has no request for the PersistentVolumes of a volume.
 type volumeUsers struct {
 	driver  driver
-	volumes *kube.MutationCache[*corev1.PersistentVolume]
+	volumes *kube.TermCache[*corev1.PersistentVolume]
 	ops     *operations
 }
 

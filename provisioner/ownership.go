@@ -33,7 +33,7 @@ import (
 // Without the pause, a hundred instances would win three hundred claims within a second, with a conflict for every second one.
 type nodeOwnership struct {
 	c      *Controller
-	claims *kube.MutationCache[*corev1.PersistentVolumeClaim]
+	claims *kube.TermCache[*corev1.PersistentVolumeClaim]
 
 	mu        sync.Mutex
 	races     map[claimKey]race
@@ -82,7 +82,7 @@ func (d decision) allowedHere() bool {
 	return err == nil
 }
 
-func newNodeOwnership(c *Controller, claims *kube.MutationCache[*corev1.PersistentVolumeClaim]) *nodeOwnership {
+func newNodeOwnership(c *Controller, claims *kube.TermCache[*corev1.PersistentVolumeClaim]) *nodeOwnership {
 	return &nodeOwnership{c: c, claims: claims, races: map[claimKey]race{}}
 }
 

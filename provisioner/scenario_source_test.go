@@ -890,14 +890,13 @@ func provisionerScenarioSource(t *testing.T) {
 		f := copying(t, func(c *Config) { c.SnapshotOrphanSweepInterval = 100 * time.Millisecond })
 		f.settles()
 		p := f.c.claimLoop.Load().sources
-		future := "9223372036854775807"
-		p.version.Store(&future)
+		beginsAt(t, p.claims, "9223372036854775807")
 		orphan := f.snapshot(f.Namespace, "orphan", func(s *snapshotv1.VolumeSnapshot, _ *snapshotv1.VolumeSnapshotContent) {
 			s.Finalizers = []string{kube.SnapshotProtection}
 		})
 		f.looksAgain("snapshot-protection", 3, func() {})
 		f.kept(orphan, true)
-		p.version.Store(nil)
+		beginsAt(t, p.claims, "1")
 		f.saved(f.claim(nil)) // the cache receives a claim
 		f.becomesFree(orphan)
 	})

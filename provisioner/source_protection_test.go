@@ -77,10 +77,21 @@ func (h *webhook) applier(t *testing.T) *applier {
 	}
 	ops := newOperations()
 	ops.copies[testSnapshot] = 1
-	claims := kube.NewMutationCache(kube.NewInformers(nil, nil, "d").Claims())
+	claims := kube.NewTermCache(kube.NewInformers(nil, nil, "d").Claims())
 	p := &sourceProtector{c: c, claims: claims, ops: ops}
-	p.version.Store(new("1"))
+	beginsAt(t, claims, "1")
 	return &applier{c: c, sources: p}
+}
+
+// beginsAt has the term begin at a resourceVersion.
+func beginsAt(t *testing.T, claims *kube.TermCache[*corev1.PersistentVolumeClaim], version string) {
+	t.Helper()
+	list := func(context.Context, metav1.ListOptions) (*corev1.PersistentVolumeClaimList, error) {
+		return &corev1.PersistentVolumeClaimList{ListMeta: metav1.ListMeta{ResourceVersion: version}}, nil
+	}
+	if err := kube.BeginTerm(t.Context(), claims, list); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // protectSnapshot protects the snapshot for a claim.

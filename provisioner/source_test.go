@@ -153,7 +153,7 @@ func TestListOfClaimsHoldsNoLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &sourceProtector{c: &Controller{deps: Deps{Client: client}}}
+	p := &sourceProtector{c: &Controller{deps: Deps{Client: client}}, claims: kube.NewTermCache(kube.NewInformers(nil, nil, "d").Claims())}
 	var wg sync.WaitGroup
 	for range workers {
 		wg.Go(func() {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -29,20 +28,18 @@ import (
 // makes one.
 type sourceProtector struct {
 	c         *Controller
-	claims    *kube.MutationCache[*corev1.PersistentVolumeClaim]
-	volumes   *kube.MutationCache[*corev1.PersistentVolume]
+	claims    *kube.TermCache[*corev1.PersistentVolumeClaim]
+	volumes   *kube.TermCache[*corev1.PersistentVolume]
 	ops       *operations
 	snapshots kube.OptionalInformer
 	locks     keylock.Locks[volumerules.Source] // shared while a source is protected, exclusive while it is released
 	protects  singleflight.Group                // claims that protect a source at the same time share the requests
 
-	version atomic.Pointer[string] // of PVCs when this process began to lead, or later; nil: unknown
-
 	cloneQueue, snapshotQueue *workloop.Loop[volumerules.Source] // sources to release
 }
 
 func newSourceProtector(
-	c *Controller, claims *kube.MutationCache[*corev1.PersistentVolumeClaim], volumes *kube.MutationCache[*corev1.PersistentVolume],
+	c *Controller, claims *kube.TermCache[*corev1.PersistentVolumeClaim], volumes *kube.TermCache[*corev1.PersistentVolume],
 	ops *operations,
 ) *sourceProtector {
 	p := &sourceProtector{c: c, claims: claims, volumes: volumes, ops: ops}
@@ -114,16 +111,12 @@ func (p *sourceProtector) inUse(key volumerules.Source) bool {
 
 // knowsClaims reports whether the cache has all claims that an earlier leader may have provisioned.
 func (p *sourceProtector) knowsClaims(ctx context.Context) (bool, error) {
-	version := p.version.Load()
-	if version == nil { // several workers may list then: a lock would make them wait for one request
-		latest, err := kube.LatestVersion(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims("").List)
-		if err != nil {
+	if !p.claims.Begun() { // several workers may list then: a lock would make them wait for one request
+		if err := kube.BeginTerm(ctx, p.claims, p.c.deps.Client.CoreV1().PersistentVolumeClaims("").List); err != nil {
 			return false, fmt.Errorf("listing one claim before removing source finalizers: %w", err)
 		}
-		version = &latest
-		p.version.Store(version)
 	}
-	return p.claims.Reached(*version), nil
+	return p.claims.Complete(), nil
 }
 
 // sync removes the finalizer from a source that is no longer in use.

@@ -46,7 +46,7 @@ func (s *story) start() {
 	s.fixture.start()
 	kubetest.Eventually(s.T, "the cache of PersistentVolumes is current", func(ctx context.Context) error {
 		l := s.c.claimLoop.Load()
-		if l != nil && l.volumes.Reached(l.volumeVersion) {
+		if l != nil && l.volumes.Complete() {
 			return nil
 		}
 		_, err := s.Client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{

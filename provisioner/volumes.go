@@ -24,7 +24,7 @@ import (
 // volumeLoop deletes the volumes of released PersistentVolumes.
 type volumeLoop struct {
 	c       *Controller
-	volumes *kube.MutationCache[*corev1.PersistentVolume]
+	volumes *kube.TermCache[*corev1.PersistentVolume]
 	users   volumeUsers
 	queue   *workloop.Loop[string]
 	// deleted is called with each PersistentVolume that was deleted.

@@ -100,7 +100,6 @@ func (a *attempt) readClaim(ctx context.Context, claim *corev1.PersistentVolumeC
 	}
 	if exists {
 		a.reads.live = live
-		a.t.confirmed.Store(claim.UID, struct{}{})
 		if live.ResourceVersion != claim.ResourceVersion {
 			a.actedOn(live)
 			a.t.enqueue(live, a.t.queue.Resync) // the other operation may have decided about an earlier version

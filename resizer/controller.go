@@ -141,16 +141,14 @@ func (c *Controller) waiting(reason string) float64 {
 // term holds the state between acquiring and releasing the Lease. It is discarded afterwards, because
 // another replica may have changed the objects in between.
 type term struct {
-	c             *Controller
-	ctx           context.Context // ends with the term
-	claims        *kube.MutationCache[*corev1.PersistentVolumeClaim]
-	volumes       *kube.MutationCache[*corev1.PersistentVolume]
-	queue         *workloop.Loop[key]
-	memories      *memories
-	registrations kube.Registrations
-	background    sync.WaitGroup
-	// confirmed holds the UIDs of claims that were read from or written to the API server in this term.
-	confirmed      sync.Map
+	c              *Controller
+	ctx            context.Context // ends with the term
+	claims         *kube.TermCache[*corev1.PersistentVolumeClaim]
+	volumes        *kube.MutationCache[*corev1.PersistentVolume]
+	queue          *workloop.Loop[key]
+	memories       *memories
+	registrations  kube.Registrations
+	background     sync.WaitGroup
 	ahead          aheadVersions
 	classesServed  atomic.Bool
 	classesWatched sync.Once
@@ -165,7 +163,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	background, cancel := context.WithCancel(ctx)
 	t := &term{
 		c: c, ctx: background, memories: newMemories(),
-		claims: kube.NewMutationCache(c.claims), volumes: kube.NewMutationCache(c.volumes),
+		claims: kube.NewTermCache(c.claims), volumes: kube.NewMutationCache(c.volumes),
 		restarted: rate.NewLimiter(5, 5),
 	}
 	defer t.background.Wait()

@@ -70,8 +70,8 @@ type reads struct {
 func (t *term) gather(k key, m *claimMemory, r reads) claimState {
 	s := claimState{key: k, memory: m.ops[k.Operation], now: time.Now(), reads: r}
 	volume := ""
-	if claim, ok := t.claims.Get(k.claim()); ok && claim.UID == k.UID {
-		s.claim, volume = claim, claim.Spec.VolumeName
+	if claim, fresh, ok := t.claims.Fresh(k.claim()); ok && claim.UID == k.UID {
+		s.claim, s.confirmed, volume = claim, fresh, claim.Spec.VolumeName
 		s.stub = !kube.ClaimHandledBy(t.c.driver.name, claim)
 		if r.live != nil && r.live.ResourceVersion == claim.ResourceVersion {
 			s.claim, s.stub = r.live, false
@@ -83,7 +83,6 @@ func (t *term) gather(k key, m *claimMemory, r reads) claimState {
 	if volume != "" {
 		s.volume, _ = t.volumes.Get(volume)
 	}
-	_, s.confirmed = t.confirmed.Load(k.UID)
 	s.classesServed = t.classesServed.Load()
 	if k.Operation == expand && s.volume != nil {
 		s.usage = t.usageOf(k, s.volume.Name)

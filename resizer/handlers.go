@@ -115,7 +115,6 @@ func isNewsOfNode(old, claim *corev1.PersistentVolumeClaim) bool {
 }
 
 func (t *term) claimDeleted(claim *corev1.PersistentVolumeClaim) {
-	t.confirmed.Delete(claim.UID)
 	t.ahead.Delete(claim.UID)
 	for o := range operations {
 		k := keyOf(claim, o)

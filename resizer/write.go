@@ -40,7 +40,6 @@ func (a *attempt) patchClaim(ctx context.Context, s claimState, change func(*cor
 		return err
 	}
 	a.t.claims.Observe(stored)
-	a.t.confirmed.Store(stored.UID, struct{}{})
 	a.actedOn(stored)
 	a.reads.live = stored
 	return nil

@@ -78,7 +78,6 @@ func (l *loop[T, C]) readContent(ctx context.Context, obj T, step step, r *reads
 	switch {
 	case err == nil:
 		r.read = read
-		l.memories.confirm(c.uid())
 		return nil
 	case step.report == doReportDeletion:
 		return l.report(ctx, obj, step.report, deletionError(c, fmt.Errorf("reading the content: %w", err)), cause{})
@@ -290,9 +289,5 @@ func (l *loop[T, C]) outdated(obj T, err error) bool {
 
 // patch returns the object as stored, or obj if it does not exist.
 func (l *loop[T, C]) patch(ctx context.Context, obj T, change kube.MetadataPatch) (T, error) {
-	stored, err := l.objects.Patch(ctx, l.writer, obj, change)
-	if err == nil {
-		l.memories.confirm(l.content(obj).uid())
-	}
-	return stored, err
+	return l.objects.Patch(ctx, l.writer, obj, change)
 }

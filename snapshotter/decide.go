@@ -29,6 +29,9 @@ type state struct {
 	content *content // nil: deleted
 	class   *class   // of the content; nil: none is named, or it does not exist
 	memory  memory
+	// live: this process has read or written the content at the API server in this term. The cache of a new leader may lag behind
+	// the last writes of its predecessor.
+	live bool
 	// groupReady is the readiness of the group of a member.
 	groupReady groupReadiness
 	groupFound bool // the content of this group is in the cache
@@ -275,7 +278,7 @@ func (d driver) decideCreate(s state) step {
 // confirmed returns next, or doReadContent if it is decided from the cache of a new leader:
 // the snapshot may have been created and deleted, together with the content, by its predecessor.
 func (s state) confirmed(next step) step {
-	if !s.memory.confirmed {
+	if !s.live {
 		return step{action: doReadContent, reason: "Unconfirmed"}
 	}
 	return next

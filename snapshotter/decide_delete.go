@@ -20,7 +20,7 @@ import (
 // call is repeated until its outcome is known, because only then the snapshot can be deleted.
 func (d driver) decideReplay(s state) step {
 	c := s.content
-	if s.memory.unrecorded(c) && !s.memory.confirmed { // a previous leader may have recorded a call
+	if s.memory.unrecorded(c) && !s.live { // a previous leader may have recorded a call
 		return step{action: doReadContent, reason: "Unconfirmed", report: doReportDeletion}
 	}
 	fail := func(err error, waitsFor cause) step {

@@ -41,7 +41,7 @@ func testState(changes ...func(*state)) state {
 			ref: corev1.ObjectReference{Kind: "VolumeSnapshot", Namespace: "ns", Name: "s1", UID: uid},
 		},
 		class: &class{"c1", driverName, map[string]string{"a": "b"}}, now: time.Unix(1000, 0),
-		memory: memory{confirmed: true, record: recorded},
+		memory: memory{record: recorded}, live: true,
 	}
 	for _, change := range changes {
 		change(&s)
@@ -86,7 +86,7 @@ func live(s *state) { s.read = election.Now() }
 func remember(change func(*memory)) func(*state) { return func(s *state) { change(&s.memory) } }
 
 // cached: the state is from the cache of a new leader.
-func cached(s *state) { s.memory.confirmed, s.memory.record = false, "" }
+func cached(s *state) { s.live, s.memory.record = false, "" }
 
 // recordedBefore: an earlier leader has recorded the request.
 func recordedBefore(s *state) { s.memory.record = "" }

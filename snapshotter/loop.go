@@ -52,13 +52,13 @@ type classReader[C object] interface {
 // loop reconciles the contents of one resource between acquiring and releasing the Lease.
 type loop[T, C object] struct {
 	handlers[T, C]
-	objects *kube.MutationCache[T]
+	objects *kube.TermCache[T]
 	handles keylock.Locks[string] // of snapshots that are written to a status
 }
 
 // runLoop reconciles until ctx ends and returns after the last worker has stopped.
 func runLoop[T, C object](ctx context.Context, c *Controller, deps loopDeps[T, C]) error {
-	l := &loop[T, C]{objects: kube.NewMutationCache(deps.watches.contents)}
+	l := &loop[T, C]{objects: kube.NewTermCache(deps.watches.contents)}
 	l.loopDeps, l.c = deps, c
 	l.queue = workloop.New(workloop.Config{
 		Name: deps.name, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
@@ -136,11 +136,11 @@ func logKey(c *content) string {
 // gather reads the caches, including own writes that the watch has not delivered yet.
 func (l *loop[T, C]) gather(key contentKey, r reads) (T, state) {
 	s := state{reads: r, now: time.Now(), memory: l.memories.get(key.UID)}
-	obj, ok := l.objects.Get(key.Name)
+	obj, fresh, ok := l.objects.Fresh(key.Name)
 	if !ok || obj.GetUID() != key.UID {
 		return obj, s
 	}
-	s.content = l.content(obj)
+	s.content, s.live = l.content(obj), fresh
 	s.class = r.class
 	if class, ok := l.watches.classes.Get(s.content.class); ok && s.content.class != "" {
 		s.class = l.class(class)

@@ -25,9 +25,6 @@ const (
 // Lease: everything that a later process needs is recorded on the object.
 type memory struct {
 	outcome outcome
-	// confirmed: this process has read or written the content at the API server in this term. The cache
-	// of a new leader may lag behind the last writes of its predecessor.
-	confirmed bool
 	// request is the last request, in case another writer has removed its record.
 	request *createRequest
 	// record is the value of [AnnRequest] that this process has written for a repetition in this term.
@@ -133,9 +130,6 @@ func (m *memories) update(uid types.UID, change func(*memory)) {
 	}
 	m.of[uid] = now
 }
-
-// confirm records that the newest known version of a content is from the API server.
-func (m *memories) confirm(uid types.UID) { m.update(uid, func(m *memory) { m.confirmed = true }) }
 
 // forget drops the memory of a content and returns it.
 func (m *memories) forget(uid types.UID) memory {

@@ -113,10 +113,7 @@ func (l *loop[T, C]) patchStatus(ctx context.Context, obj T, change statusChange
 	if err != nil {
 		written = obj
 	}
-	if err = l.objects.RecordWrite(obj, written, err); err == nil {
-		l.memories.confirm(c.uid())
-	}
-	return err
+	return l.objects.RecordWrite(obj, written, err)
 }
 
 // applied returns a copy of live with change applied to its status.

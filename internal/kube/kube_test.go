@@ -493,8 +493,25 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 		}
 	}
 	for version, want := range map[string]bool{"": false, "1": true, pv.ResourceVersion: true, "9223372036854775807": false} {
-		if seen, since, ok := own.GetSince(pv.Name, version); !ok || seen.UID != pv.UID || since != want {
-			t.Errorf("the object of version %q or later: %t, want %t", version, since, want)
+		term := NewTermCache(volumes)
+		list := func(context.Context, metav1.ListOptions) (*corev1.PersistentVolumeList, error) {
+			return &corev1.PersistentVolumeList{ListMeta: metav1.ListMeta{ResourceVersion: version}}, nil
+		}
+		if err := BeginTerm(t.Context(), term, list); err != nil {
+			t.Fatal(err)
+		}
+		if seen, fresh, ok := term.Fresh(pv.Name); !ok || seen.UID != pv.UID || fresh != want {
+			t.Errorf("the object of version %q or later: %t, want %t", version, fresh, want)
+		}
+		if live, exists, err := term.Refetch(t.Context(), client, pv); err != nil || !exists {
+			t.Fatalf("object %v, error %v", live, err)
+		}
+		_, fresh, _ := term.Fresh(pv.Name)
+		if term.Doubt(pv.UID); fresh != (version != "9223372036854775807") {
+			t.Errorf("the object that was read is fresh: %t, with version %q", fresh, version)
+		}
+		if _, fresh, _ := term.Fresh(pv.Name); fresh != want {
+			t.Errorf("the object whose write is in doubt is fresh: %t, with version %q", fresh, version)
 		}
 	}
 	unseen, err := PatchMetadata(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "unseen"}})

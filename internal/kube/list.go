@@ -32,12 +32,3 @@ func ListAll[T, L runtime.Object](ctx context.Context, list func(context.Context
 	})
 	return items, err
 }
-
-// LatestVersion returns the newest resourceVersion of the resource that list returns, for [MutationCache.GetSince].
-func LatestVersion[L metav1.ListInterface](ctx context.Context, list func(context.Context, metav1.ListOptions) (L, error)) (string, error) {
-	latest, err := list(ctx, metav1.ListOptions{Limit: 1})
-	if err != nil {
-		return "", err
-	}
-	return latest.GetResourceVersion(), nil
-}

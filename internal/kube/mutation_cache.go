@@ -62,17 +62,6 @@ func (o *MutationCache[T]) Get(key string) (T, bool) {
 	return obj, ok
 }
 
-// GetSince is Get, and also reports whether the object shows all writes to it that the API server had executed at version,
-// a resourceVersion of the same resource. The empty version is later than all others.
-func (o *MutationCache[T]) GetSince(key, version string) (obj T, since, exists bool) {
-	synced := o.Reached(version) // before the object is read, which may be newer then
-	obj, exists = o.Get(key)
-	if !exists || version == "" {
-		return obj, false, exists
-	}
-	return obj, synced || !older(obj.GetResourceVersion(), version), true
-}
-
 // ByIndex returns the newest known versions of the objects with this value in an index of the informer. The watch may observe a write
 // meanwhile: whether the overlay counts is decided once per object, so that none is returned twice.
 func (o *MutationCache[T]) ByIndex(index, value string) []T {

@@ -1,0 +1,133 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"maps"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// TermCache is a [MutationCache] that lives as long as this process holds a Lease, its term. It says which objects may lack what an
+// earlier leader has written, such as the record of a call. It is safe for concurrent use.
+type TermCache[T metav1.Object] struct {
+	*MutationCache[T]
+
+	mu sync.Mutex
+	// latest is the resourceVersion that the resource had in this term, empty if it is not known.
+	latest string
+	// acted has the keys of the objects that this process has read or written in this term, by UID, while latest is not known.
+	acted   map[types.UID]string
+	pruneAt int
+}
+
+// NewTermCache returns an overlay for informer, for one term.
+func NewTermCache[T metav1.Object](informer Informer[T]) *TermCache[T] {
+	return &TermCache[T]{MutationCache: NewMutationCache(informer), acted: map[types.UID]string{}, pruneAt: minPruned}
+}
+
+// BeginTerm reads the latest resourceVersion. From then on, objects are fresh that the watch has delivered since. list is the List method
+// of the client of the resource. Without BeginTerm, each object has to be read.
+func BeginTerm[T metav1.Object, L metav1.ListInterface](
+	ctx context.Context, c *TermCache[T], list func(context.Context, metav1.ListOptions) (L, error),
+) error {
+	objects, err := list(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.latest = objects.GetResourceVersion()
+	return nil
+}
+
+// version returns latest.
+func (c *TermCache[T]) version() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.latest
+}
+
+// Begun reports whether [BeginTerm] has succeeded.
+func (c *TermCache[T]) Begun() bool { return c.version() != "" }
+
+// Complete reports whether the cache shows all writes from before the term, to all objects.
+func (c *TermCache[T]) Complete() bool { return c.Reached(c.version()) }
+
+// Fresh is [MutationCache.Get], and also reports whether the object shows all writes to it from before the term.
+func (c *TermCache[T]) Fresh(key string) (obj T, fresh, exists bool) {
+	complete := c.Complete() // before the object is read, which may be newer then
+	obj, exists = c.Get(key)
+	if !exists {
+		return obj, false, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, acted := c.acted[obj.GetUID()]
+	return obj, acted || complete || c.latest != "" && !older(obj.GetResourceVersion(), c.latest), true
+}
+
+// Doubt makes the object with this UID no longer fresh: a write to it may have taken effect without a response.
+func (c *TermCache[T]) Doubt(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.acted, uid)
+}
+
+// Observe is [MutationCache.Observe].
+func (c *TermCache[T]) Observe(obj T) {
+	c.MutationCache.Observe(obj)
+	c.mark(obj)
+}
+
+// Refetch is [MutationCache.Refetch].
+func (c *TermCache[T]) Refetch(ctx context.Context, w Writer[T], obj T) (live T, exists bool, err error) {
+	live, exists, err = c.MutationCache.Refetch(ctx, w, obj)
+	if exists {
+		c.mark(live)
+	}
+	return live, exists, err
+}
+
+// Patch is [MutationCache.Patch].
+func (c *TermCache[T]) Patch(ctx context.Context, w Writer[T], obj T, change MetadataPatch) (T, error) {
+	stored, err := c.MutationCache.Patch(ctx, w, obj, change)
+	c.written(obj, stored, err)
+	return stored, err
+}
+
+// RecordWrite is [MutationCache.RecordWrite].
+func (c *TermCache[T]) RecordWrite(before, after T, err error) error {
+	err = c.MutationCache.RecordWrite(before, after, err)
+	c.written(before, after, err)
+	return err
+}
+
+// written marks the response to a write; equal pointers mean that there was none.
+func (c *TermCache[T]) written(before, after T, err error) {
+	if err == nil && any(after) != any(before) {
+		c.mark(after)
+	}
+}
+
+// mark makes obj fresh, as the API server has returned it. A resourceVersion after latest does so, too.
+func (c *TermCache[T]) mark(obj T) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.latest != "" {
+		return
+	}
+	c.acted[obj.GetUID()] = Key(obj)
+	if len(c.acted) < c.pruneAt {
+		return
+	}
+	maps.DeleteFunc(c.acted, func(uid types.UID, key string) bool {
+		newest, exists := c.Get(key)
+		return !exists || newest.GetUID() != uid
+	})
+	c.pruneAt = max(minPruned, 2*len(c.acted))
+}
