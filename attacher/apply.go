@@ -56,6 +56,7 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 		}
 		return nil
 	case doPublish:
+		*read = liveReads{} // the attachment may be deleted during the call, and its Secret changed
 		return t.publish(ctx, s, step)
 	case doUnpublish, doUnpublishFormer:
 		return t.unpublish(ctx, s, step, read)

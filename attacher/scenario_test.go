@@ -258,6 +258,26 @@ func TestAttacherScenario(t *testing.T) {
 		f.until("is deleted", isDeleted)
 		f.Calls(unpublish, 1)
 	})
+	t.Run("044_secret_and_attachment_deleted_during_the_attach", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.Plugin.Next(publish, csitest.Hang())
+		f.secret(map[string]string{"k": "v"})
+		f.node("id-1")
+		f.volume(f.withSecret)
+		f.attach("va1", nil)
+		f.Wait(publish, 1)
+		f.Must(f.Client.CoreV1().Secrets(f.Namespace).Delete(t.Context(), "s", metav1.DeleteOptions{}))
+		f.detach("va1")
+		kubetest.Eventually(t, "the watch has delivered the deletion", func(context.Context) error {
+			if va, ok := f.c.attachments.Get(f.Unique("va1")); !ok || va.DeletionTimestamp == nil {
+				return errors.New("it has not")
+			}
+			return nil
+		})
+		f.Plugin.Release()
+		f.until("reports it", detachError(fmt.Sprintf(`failed to load secret "%s/s"`, f.Namespace)))
+		f.Calls(unpublish, 0)
+	})
 	t.Run("014_secret_missing", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.node("id-1")
