@@ -93,14 +93,22 @@ func TestAttacherScenarioNodeID(t *testing.T) {
 			"Publish id-1, Publish new, Unpublish id-1, Unpublish new"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart = time.Second })
-			f.Plugin.Next(publish, tt.publish)
+			f := scenario(t, csitest.Config{}, nil)
+			changed := make(chan struct{})
+			f.Plugin.Next(publish, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+				select {
+				case <-changed:
+				case <-ctx.Done():
+				}
+				return tt.publish(ctx, p, request, do)
+			})
 			f.Plugin.Next(unpublish, tt.after)
 			f.node("id-1")
 			f.volume(tt.modes)
 			f.attach("va1", nil)
-			f.until("was published", func(va *storagev1.VolumeAttachment) bool { return isAttached(va) || attachError("slow")(va) })
+			f.Wait(publish, 1)
 			f.nodeID("new")
+			close(changed)
 			f.until("is attached", isAttached)
 			f.sent(tt.attached)
 			f.detach("va1")
