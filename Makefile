@@ -16,22 +16,24 @@ build: ## Build the static, stripped program into bin/
 	$(PURE) go build -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/storage-controller ./cmd/storage-controller
 
 .PHONY: demo
-demo: ## Run the demo on a simulated cluster, with REAL=1 on a real control plane; ARGS=--stay keeps it running
+demo: ## Run the demo on a simulated cluster, with REAL=1 on a real control plane; STAY=1 keeps it running
 	@set -o pipefail; $(PURE) go build -v -tags grpcnotrace -o $(BIN)/demo.d/ ./test/demo ./test/hostdriver ./cmd/storage-controller 2>&1 | \
 		awk '/ / { print; next } ++n % 100 == 0 { print "  … " n " packages compiled"; fflush() }'
-	@$(BIN)/demo.d/demo $(if $(REAL),--real) $(ARGS)
+	@$(BIN)/demo.d/demo $(if $(REAL),--real) $(if $(STAY),--stay) $(ARGS)
 
 # Lint runs the checks of go vet, which go test would repeat in part, for all dependencies with the race detector again.
 VETTED := -vet=off
 
-# What a change of a branch can break at once; PKGS=./... checks all packages.
-PKGS ?= $(sort ./test/layout $(shell { git diff --name-only --diff-filter=d $$(git merge-base origin/main HEAD 2>/dev/null || echo HEAD) -- '*.go'; \
-	git ls-files --others --exclude-standard -- '*.go'; } | \
-	grep -vE '^(release|test/(conformance|controlplane|deploy|lint|reference|snapshotcontroller))/' | xargs -r dirname | sed 's|^|./|'))
+# What a change of a branch can break at once; PKGS=./... checks all packages. Without git, all are checked.
+CHANGED = $(shell { git diff --name-only $$(git merge-base origin/main HEAD 2>/dev/null || echo HEAD); git ls-files --others --exclude-standard; } | \
+	grep -E '\.go$$|/testdata/' | grep -vE '^(release|test/(conformance|controlplane|deploy|lint|reference|snapshotcontroller))/' | \
+	sed 's|/testdata/.*|/x|' | xargs -r dirname | sort -u | while read -r d; do ls $$d/*.go >/dev/null 2>&1 && echo ./$$d; done)
+PKGS ?= $(if $(shell git rev-parse HEAD 2>/dev/null),$(sort ./test/layout $(CHANGED)),./...)
 
 .PHONY: check
-check: ## Check formatting, lint and short tests of the packages that differ from origin/main, in a minute; PKGS=./... checks all
-	@out="$$(gofmt -l .)"; if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
+check: ## Check formatting, compilation, lint and short tests of the packages that differ from origin/main; PKGS=./... checks all
+	@out="$$(gofmt -l .)" || exit 1; if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
+	$(PURE) go build ./...
 	$(PURE) go build -C test/lint -o ../../$(BIN)/lint .
 	$(PURE) $(BIN)/lint -tags browser $(PKGS)
 	$(PURE) go test $(VETTED) -short $(PKGS)
@@ -69,7 +71,7 @@ test-browser: ## Test /statusz with Chromium; SCREENSHOTS=DIR keeps screenshots
 
 .PHONY: lint
 lint: ## Check formatting, and run the checks of go vet and staticcheck
-	@out="$$(gofmt -l .)"; if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
+	@out="$$(gofmt -l .)" || exit 1; if [ -n "$$out" ]; then echo "not formatted: $$out"; exit 1; fi
 	$(PURE) go build -C test/lint -o ../../$(BIN)/lint .
 	$(PURE) $(BIN)/lint -tags browser ./...
 	cd test/deploy && $(PURE) ../../$(BIN)/lint ./...

@@ -16,7 +16,9 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -32,13 +34,28 @@ func main() {
 	real := flag.Bool("real", false, "use a real control plane, which is compiled first")
 	stay := flag.Bool("stay", false, "stay up before everything is deleted, until Ctrl-C")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "demo: unknown argument %q; see --help\n", flag.Arg(0))
+		os.Exit(2)
+	}
 	if *pods < 2 || *pods > 100 {
 		fmt.Fprintln(os.Stderr, "demo: --pods must be between 2 and 100")
 		os.Exit(2)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	d := &demo{pods: *pods, real: *real, begin: time.Now()}
+	d := &demo{pods: *pods, real: *real, begin: time.Now(), leave: make(chan struct{})}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	go func() {
+		for range signals {
+			if d.stays.CompareAndSwap(true, false) {
+				close(d.leave)
+			} else {
+				cancel()
+			}
+		}
+	}()
 	err := d.run(ctx, *stay)
 	d.close()
 	if err != nil {
@@ -64,6 +81,8 @@ type demo struct {
 	kubelets  func()   // ends what plays the kubelets; nil before it runs
 	last      state    // what was there when it was looked at last
 	numbers   []string // for the summary
+	stays     atomic.Bool
+	leave     chan struct{} // closed by a signal while it stays
 }
 
 func (d *demo) run(ctx context.Context, stay bool) error {
@@ -96,7 +115,7 @@ func (d *demo) run(ctx context.Context, stay bool) error {
 		d.step, d.log = s.name, s.log
 		begin := time.Now()
 		if s.name != "" {
-			fmt.Printf("\n\033[1m▸ %s\033[0m\n", s.name)
+			fmt.Printf("\n%s\n", bold("▸ "+s.name))
 		}
 		if err := s.do(ctx); err != nil {
 			if ctx.Err() != nil {
@@ -108,11 +127,19 @@ func (d *demo) run(ctx context.Context, stay bool) error {
 			fmt.Printf("  done in %.1f s\n", time.Since(begin).Seconds())
 		}
 	}
-	fmt.Printf("\n\033[1m✓ Nothing is left behind.\033[0m The demo took %.0f s.\n", time.Since(d.begin).Seconds())
+	fmt.Printf("\n%s The demo took %.0f s.\n", bold("✓ Nothing is left behind."), time.Since(d.begin).Seconds())
 	for _, n := range d.numbers {
 		fmt.Println("  " + n)
 	}
 	return nil
+}
+
+// bold returns text in bold on a terminal.
+func bold(text string) string {
+	if info, err := os.Stdout.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 || os.Getenv("NO_COLOR") != "" {
+		return text
+	}
+	return "\033[1m" + text + "\033[0m"
 }
 
 // tail is the end of the log of the step under way.
@@ -214,17 +241,40 @@ func (d *demo) start(name string, args ...string) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(filepath.Join(d.programs, name), args...)
+	cmd := exec.Command(d.program(name), args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Env = append(os.Environ(), "KUBECONFIG=")
+	cmd.Env = environ()
 	// Ctrl-C reaches the demo alone, which ends the others in order; none outlives it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	d.processes = append(d.processes, cmd)
-	fmt.Printf("  $ %s %s\n", name, strings.Join(args, " "))
+	fmt.Printf("  $ %s %s\n", d.program(name), strings.Join(args, " "))
 	return nil
+}
+
+// program returns the path of a program, from the working directory if it is below that.
+func (d *demo) program(name string) string {
+	path := filepath.Join(d.programs, name)
+	if dir, err := os.Getwd(); err == nil {
+		if below, found := strings.CutPrefix(path, dir+"/"); found {
+			return below
+		}
+	}
+	return path
+}
+
+// environ returns the environment without variables that configure storage-controller, such as those of a pod.
+func environ() []string {
+	return slices.DeleteFunc(os.Environ(), func(v string) bool {
+		for _, prefix := range []string{"KUBECONFIG=", "NAMESPACE=", "POD_", "NODE_NAME=", "STORAGE_CONTROLLER_", "KUBERNETES_"} {
+			if strings.HasPrefix(v, prefix) {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 func (d *demo) socket() string { return filepath.Join(d.dir, "csi.sock") }
@@ -255,7 +305,7 @@ func (d *demo) startController(ctx context.Context) error {
 	d.endpoint = free.Addr().String()
 	free.Close()
 	err = d.start("storage-controller", "all", "--csi-address", d.socket(), "--kubeconfig", d.cp.Kubeconfig(), "--http-endpoint",
-		d.endpoint, "--leader-election", "-v=2")
+		d.endpoint, "--leader-election", "--leader-election-namespace", namespace, "-v=2")
 	if err != nil {
 		return err
 	}

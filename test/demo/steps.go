@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -179,30 +178,41 @@ func (d *demo) look(ctx context.Context, stay bool) error {
 	if err := d.show(ctx, "explain", "pvc", "stuck", "-n", namespace, "--kubeconfig", d.cp.Kubeconfig()); err != nil {
 		return err
 	}
-	if err := d.show(ctx, "doctor", "--leader-election", "--csi-address", d.socket(), "--kubeconfig", d.cp.Kubeconfig()); err != nil {
+	if err := d.show(ctx, "doctor", "--leader-election", "--leader-election-namespace", namespace, "--csi-address", d.socket(),
+		"--kubeconfig", d.cp.Kubeconfig()); err != nil {
 		return err
 	}
 	fmt.Printf(`
-  To look around while it is up (make demo ARGS=--stay keeps it so):
+  To look around while it is up (make demo STAY=1 keeps it so):
     export KUBECONFIG=%s
     kubectl get pvc,pv,volumeattachments,pods -o wide
     kubectl describe pvc alone
-    ls %s
+    %s explain pod web-0
+    ls %s %s/*.log
   In a browser, http://%s/statusz shows current work and failures.
-`, d.cp.Kubeconfig(), d.root(), d.endpoint)
+`, d.cp.Kubeconfig(), d.program("storage-controller"), d.root(), d.dir, d.endpoint)
+	if !d.real {
+		fmt.Println("  kubectl apply needs --validate=false: the simulated API server has no schemas.")
+	}
 	if !stay {
 		return nil
 	}
-	fmt.Println("\n  Staying up. Ctrl-C ends it.")
-	<-ctx.Done()
-	return ctx.Err()
+	fmt.Println("\n  Staying up. Ctrl-C deletes everything.")
+	d.stays.Store(true)
+	select {
+	case <-d.leave:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // show runs a command of storage-controller and prints what it says, without the checks that are fine. Findings are no error.
 func (d *demo) show(ctx context.Context, args ...string) error {
-	fmt.Printf("  $ storage-controller %s\n", strings.Join(args, " "))
-	cmd := exec.CommandContext(ctx, filepath.Join(d.programs, "storage-controller"), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG=")
+	program := d.program("storage-controller")
+	fmt.Printf("  $ %s %s\n", program, strings.Join(args, " "))
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = environ()
 	out, err := cmd.CombinedOutput()
 	if finding := (&exec.ExitError{}); err != nil && !errors.As(err, &finding) {
 		return err

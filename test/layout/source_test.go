@@ -50,7 +50,7 @@ func tracked(t *testing.T, patterns ...string) []string {
 	args := append([]string{"-C", "../..", "ls-files", "--cached", "--others", "--exclude-standard", "--"}, patterns...)
 	out, err := exec.Command("git", args...).Output()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("git ls-files: %v. The tests of the repository need a git clone", err)
 	}
 	var paths []string
 	for path := range strings.FieldsSeq(string(out)) {

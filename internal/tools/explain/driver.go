@@ -86,7 +86,7 @@ func explainHolder(e *explanation, fact leaseFact, lease *coordinationv1.Lease) 
 			"Lease %s of %q has expired (%s): no %s of driver %s is active with it.", name, holder, renewed, fact.role, fact.driver)
 	default:
 		e.add(Fine, "driver",
-			"The %s of driver %s is %q (%s), which holds Lease %s.", fact.role, fact.driver, holder, programOf(lease), name)
+			"The %s of driver %s is %q%s, which holds Lease %s.", fact.role, fact.driver, holder, programOf(lease), name)
 		return
 	}
 	if severity == Blocked {
@@ -114,7 +114,7 @@ func (f *facts) needsNodecontroller(driver string) bool {
 	return slices.ContainsFunc(f.lost, func(n lostNode) bool { return n.driver == driver && !n.OptedOut })
 }
 
-// programOf returns the program that wrote lease last, by its field manager.
+// programOf returns in parentheses the program that wrote lease last, by its field manager; "" if the API server does not say.
 func programOf(lease *coordinationv1.Lease) string {
 	var newest *time.Time
 	manager := ""
@@ -125,9 +125,9 @@ func programOf(lease *coordinationv1.Lease) string {
 	}
 	switch manager {
 	case "":
-		return "unknown program"
+		return ""
 	case "csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter", "topolvm-controller":
-		return "sidecar " + manager
+		manager = "sidecar " + manager
 	}
-	return manager
+	return " (" + manager + ")"
 }

@@ -71,7 +71,7 @@ func TestWhoHoldsALease(t *testing.T) {
 		"back to the sidecar": {lease("pod", time.Second, "storage-controller", "csi-provisioner"), Fine,
 			"(sidecar csi-provisioner), which holds", nil},
 		"another program":   {lease("pod", time.Second, "kubectl-edit"), Fine, "(kubectl-edit), which holds", nil},
-		"no managed fields": {lease("pod", time.Second), Fine, "(unknown program)", nil},
+		"no managed fields": {lease("pod", time.Second), Fine, `is "pod", which holds Lease`, nil},
 		"released":          {lease("", time.Second), Blocked, "Lease ns/l has no holder", nil},
 		"expired":           {lease("pod", 17*time.Second), Blocked, "has expired (last renewed 17s ago)", nil},
 		"just in time":      {lease("pod", 16*time.Second), Fine, "which holds", nil},

@@ -61,6 +61,9 @@ func explainPod(f *facts) Report {
 	if !hasStarted(pod) {
 		rest = "The kubelet mounts the volumes of the pod and starts its containers."
 		explainStart(e)
+	} else if e.node.missing {
+		e.add(Failing, "node", "Node %q of the pod not found.", pod.Spec.NodeName).
+			next("Run `storage-controller explain node %s`.", pod.Spec.NodeName)
 	}
 	if len(f.podClaims) == 0 {
 		e.add(Fine, "claim", "The pod uses no PersistentVolumeClaim.")

@@ -398,6 +398,14 @@ var situations = map[string]struct {
 		[]string{`blocked  node       Node "SCENE-gone" of the pod not found.`,
 			"Next: Delete the pod: it cannot start. Run `storage-controller explain node SCENE-gone`."},
 	},
+	"a running pod on a node that was deleted": {
+		func(s *scene) (string, string) {
+			s.pod(s.ns + "-gone")
+			kubetest.SetStatus(s.t, s.client.CoreV1().Pods(s.ns), "app", corev1.PodStatus{Phase: corev1.PodRunning})
+			return KindPod, "app"
+		},
+		[]string{`failing  node       Node "SCENE-gone" of the pod not found.`, "Next: Run `storage-controller explain node SCENE-gone`."},
+	},
 	"a pod whose volume is not attached": {
 		func(s *scene) (string, string) {
 			s.boundVolume(nil)
