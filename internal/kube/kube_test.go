@@ -503,15 +503,27 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 		if seen, fresh, ok := term.Fresh(pv.Name); !ok || seen.UID != pv.UID || fresh != want {
 			t.Errorf("the object of version %q or later: %t, want %t", version, fresh, want)
 		}
-		if live, exists, err := term.Refetch(t.Context(), client, pv); err != nil || !exists {
-			t.Fatalf("object %v, error %v", live, err)
+	}
+	term := NewTermCache(volumes)
+	for _, step := range []struct {
+		what string
+		do   func() error
+		want bool
+	}{
+		{"before anything", func() error { return nil }, false},
+		{"after a read", func() error { _, _, err := term.Refetch(t.Context(), client, pv); return err }, true},
+		{"after a write without a response", func() error { term.Doubt(pv); return nil }, false},
+		{"after another write", func() error {
+			_, err := term.Patch(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "later"}})
+			return err
+		}, false},
+		{"after another read", func() error { _, _, err := term.Refetch(t.Context(), client, pv); return err }, true},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatal(err)
 		}
-		_, fresh, _ := term.Fresh(pv.Name)
-		if term.Doubt(pv.UID); fresh != (version != "9223372036854775807") {
-			t.Errorf("the object that was read is fresh: %t, with version %q", fresh, version)
-		}
-		if _, fresh, _ := term.Fresh(pv.Name); fresh != want {
-			t.Errorf("the object whose write is in doubt is fresh: %t, with version %q", fresh, version)
+		if _, fresh, _ := term.Fresh(pv.Name); fresh != step.want {
+			t.Errorf("%s, the object is fresh: %t", step.what, fresh)
 		}
 	}
 	unseen, err := PatchMetadata(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "unseen"}})

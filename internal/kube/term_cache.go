@@ -20,14 +20,19 @@ type TermCache[T metav1.Object] struct {
 	mu sync.Mutex
 	// latest is the resourceVersion that the resource had in this term, empty if it is not known.
 	latest string
-	// acted has the keys of the objects that this process has read or written in this term, by UID, while latest is not known.
-	acted   map[types.UID]string
+	// acted has the objects that this process has read or written in this term while latest was not known, and those in doubt, by UID.
+	acted   map[types.UID]acted
 	pruneAt int
+}
+
+type acted struct {
+	key     string
+	inDoubt bool
 }
 
 // NewTermCache returns an overlay for informer, for one term.
 func NewTermCache[T metav1.Object](informer Informer[T]) *TermCache[T] {
-	return &TermCache[T]{MutationCache: NewMutationCache(informer), acted: map[types.UID]string{}, pruneAt: minPruned}
+	return &TermCache[T]{MutationCache: NewMutationCache(informer), acted: map[types.UID]acted{}, pruneAt: minPruned}
 }
 
 // BeginTerm reads the latest resourceVersion. From then on, objects are fresh that the watch has delivered since. list is the List method
@@ -67,28 +72,29 @@ func (c *TermCache[T]) Fresh(key string) (obj T, fresh, exists bool) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, acted := c.acted[obj.GetUID()]
-	return obj, acted || complete || c.latest != "" && !older(obj.GetResourceVersion(), c.latest), true
+	a, acted := c.acted[obj.GetUID()]
+	fresh = acted || complete || c.latest != "" && !older(obj.GetResourceVersion(), c.latest)
+	return obj, fresh && !a.inDoubt, true
 }
 
-// Doubt makes the object with this UID no longer fresh: a write to it may have taken effect without a response.
-func (c *TermCache[T]) Doubt(uid types.UID) {
+// Doubt makes obj no longer fresh, until [TermCache.Refetch]: a write to it may still take effect, as its response is missing.
+func (c *TermCache[T]) Doubt(obj T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.acted, uid)
+	c.acted[obj.GetUID()] = acted{Key(obj), true}
 }
 
 // Observe is [MutationCache.Observe].
 func (c *TermCache[T]) Observe(obj T) {
 	c.MutationCache.Observe(obj)
-	c.mark(obj)
+	c.mark(obj, false)
 }
 
 // Refetch is [MutationCache.Refetch].
 func (c *TermCache[T]) Refetch(ctx context.Context, w Writer[T], obj T) (live T, exists bool, err error) {
 	live, exists, err = c.MutationCache.Refetch(ctx, w, obj)
 	if exists {
-		c.mark(live)
+		c.mark(live, true)
 	}
 	return live, exists, err
 }
@@ -110,23 +116,25 @@ func (c *TermCache[T]) RecordWrite(before, after T, err error) error {
 // written marks the response to a write; equal pointers mean that there was none.
 func (c *TermCache[T]) written(before, after T, err error) {
 	if err == nil && any(after) != any(before) {
-		c.mark(after)
+		c.mark(after, false)
 	}
 }
 
-// mark makes obj fresh, as the API server has returned it. A resourceVersion after latest does so, too.
-func (c *TermCache[T]) mark(obj T) {
+// mark makes obj fresh, as the API server has returned it; if it is in doubt, only after a read. A resourceVersion after latest
+// makes it fresh, too.
+func (c *TermCache[T]) mark(obj T, read bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.latest != "" {
+	inDoubt := c.acted[obj.GetUID()].inDoubt
+	if c.latest != "" && !inDoubt || inDoubt && !read {
 		return
 	}
-	c.acted[obj.GetUID()] = Key(obj)
+	c.acted[obj.GetUID()] = acted{key: Key(obj)}
 	if len(c.acted) < c.pruneAt {
 		return
 	}
-	maps.DeleteFunc(c.acted, func(uid types.UID, key string) bool {
-		newest, exists := c.Get(key)
+	maps.DeleteFunc(c.acted, func(uid types.UID, a acted) bool {
+		newest, exists := c.Get(a.key)
 		return !exists || newest.GetUID() != uid
 	})
 	c.pruneAt = max(minPruned, 2*len(c.acted))
