@@ -447,7 +447,7 @@ func TestCommandAndRefusals(t *testing.T) {
 		"planned":          {`{"since":"` + hour + `","planned":true}`, ""},
 	} {
 		t.Run("another_node_of_the_volume/"+name, func(t *testing.T) {
-			f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Minute })
+			f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = 30 * time.Minute })
 			_, pvc := f.boundTo("a", []string{"n", "m"}, nil, nil)
 			f.changeRecords(func(cm *corev1.ConfigMap) {
 				if cm.Annotations[AnnotationLastLook] = in(0); tc.record != "" {

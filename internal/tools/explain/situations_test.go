@@ -404,7 +404,7 @@ var situations = map[string]struct {
 			kubetest.SetStatus(s.t, s.client.CoreV1().Pods(s.ns), "app", corev1.PodStatus{Phase: corev1.PodRunning})
 			return KindPod, "app"
 		},
-		[]string{`failing  node       Node "SCENE-gone" of the pod not found.`, "Next: Run `storage-controller explain node SCENE-gone`."},
+		[]string{`failing  node       Node "SCENE-gone" of the pod not found.`},
 	},
 	"a pod whose volume is not attached": {
 		func(s *scene) (string, string) {
