@@ -326,7 +326,14 @@ func provisionerScenarioRequest(t *testing.T) {
 		})
 		f.Run("025_volume_exists", func(t *testing.T) {
 			claim := f.claim(nil)
-			f.makeVolume("v-"+string(claim.UID)[:8], claim)
+			name := "v-" + string(claim.UID)[:8]
+			f.makeVolume(name, claim)
+			kubetest.Eventually(t, "the watch has delivered the PersistentVolume", func(context.Context) error {
+				if _, ok := f.c.volumes.Get(name); !ok {
+					return errors.New("it has not")
+				}
+				return nil
+			})
 			before := f.Plugin.Count(create)
 			f.makeClass(nil)
 			f.looksAtAll()

@@ -1026,6 +1026,7 @@ func provisionerScenarioVolumes(t *testing.T) {
 			return nil
 		})
 		f.patchVolume(pv, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, storagehelpers.AnnMigratedTo, f.Driver))
+		f.held(ebs.VolumeID, false)
 		f.phase(pv, corev1.VolumeReleased)
 		f.gone(pv)
 		if r := f.Plugin.Calls(remove)[0].Request.(*csi.DeleteVolumeRequest); r.GetVolumeId() != ebs.VolumeID {

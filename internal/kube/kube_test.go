@@ -512,7 +512,7 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 	}{
 		{"before anything", func() error { return nil }, false},
 		{"after a read", func() error { _, _, err := term.Refetch(t.Context(), client, pv); return err }, true},
-		{"after a write without a response", func() error { term.Doubt(pv); return nil }, false},
+		{"after a write without a response", func() error { term.Unanswered(pv); return nil }, false},
 		{"after another write", func() error {
 			_, err := term.Patch(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "later"}})
 			return err

@@ -20,14 +20,15 @@ type TermCache[T metav1.Object] struct {
 	mu sync.Mutex
 	// latest is the resourceVersion that the resource had in this term, empty if it is not known.
 	latest string
-	// acted has the objects that this process has read or written in this term while latest was not known, and those in doubt, by UID.
+	// acted has by UID the objects that this process has read or written in this term while latest was not known, and those with a
+	// write that got no response.
 	acted   map[types.UID]acted
 	pruneAt int
 }
 
 type acted struct {
-	key     string
-	inDoubt bool
+	key        string
+	unanswered bool
 }
 
 // NewTermCache returns an overlay for informer, for one term.
@@ -74,11 +75,11 @@ func (c *TermCache[T]) Fresh(key string) (obj T, fresh, exists bool) {
 	defer c.mu.Unlock()
 	a, acted := c.acted[obj.GetUID()]
 	fresh = acted || complete || c.latest != "" && !older(obj.GetResourceVersion(), c.latest)
-	return obj, fresh && !a.inDoubt, true
+	return obj, fresh && !a.unanswered, true
 }
 
-// Doubt makes obj no longer fresh, until [TermCache.Refetch]: a write to it may still take effect, as its response is missing.
-func (c *TermCache[T]) Doubt(obj T) {
+// Unanswered makes obj no longer fresh, until [TermCache.Refetch]: a write to it got no response, and may still take effect.
+func (c *TermCache[T]) Unanswered(obj T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.acted[obj.GetUID()] = acted{Key(obj), true}
@@ -120,13 +121,13 @@ func (c *TermCache[T]) written(before, after T, err error) {
 	}
 }
 
-// mark makes obj fresh, as the API server has returned it; if it is in doubt, only after a read. A resourceVersion after latest
-// makes it fresh, too.
+// mark makes obj fresh, as the API server has returned it. After a write without a response, only a read does. A resourceVersion after
+// latest makes it fresh, too.
 func (c *TermCache[T]) mark(obj T, read bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	inDoubt := c.acted[obj.GetUID()].inDoubt
-	if c.latest != "" && !inDoubt || inDoubt && !read {
+	unanswered := c.acted[obj.GetUID()].unanswered
+	if c.latest != "" && !unanswered || unanswered && !read {
 		return
 	}
 	c.acted[obj.GetUID()] = acted{key: Key(obj)}
