@@ -74,6 +74,7 @@ var allowed = map[string][]string{
 	},
 	"internal/tools/clock": {},
 	"internal/finalizers":  {"election", "internal/kube"},
+	"internal/intent":      {},
 	"internal/keylock":     {},
 	"internal/kube":        {"internal/migration"},
 	"internal/kubetest":    {"test/simulation/apiserver"},
@@ -102,19 +103,19 @@ var allowed = map[string][]string{
 	"nodecontroller/webhook":      {"internal/kube", "internal/serving"},
 	"provisioner": {
 		"csiclient", "election", "metrics", "internal/keylock", "internal/kube", "internal/migration", "internal/topology",
-		"internal/tracing", "internal/volumerules", "internal/workloop",
+		"internal/intent", "internal/tracing", "internal/volumerules", "internal/workloop",
 	},
 	"attacher": {
 		"csiclient", "election", "metrics", "internal/keylock", "internal/kube", "internal/migration", "internal/tracing",
-		"internal/volumerules", "internal/workloop",
+		"internal/intent", "internal/volumerules", "internal/workloop",
 	},
 	"resizer": {
 		"csiclient", "election", "metrics", "internal/keylock", "internal/kube", "internal/migration", "internal/tracing",
-		"internal/volumerules", "internal/workloop",
+		"internal/intent", "internal/volumerules", "internal/workloop",
 	},
 	"snapshotter": {
 		"csiclient", "election", "metrics", "internal/keylock", "internal/kube", "internal/tracing", "internal/volumerules",
-		"internal/workloop",
+		"internal/intent", "internal/workloop",
 	},
 	"internal/settings": {"csiclient", "election"},
 	"internal/app": {

@@ -1,0 +1,120 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package intent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+)
+
+// Entry is a call and what a role remembers with it.
+type Entry[P any] struct {
+	State State
+	// Args identifies the arguments. [Plan], [Replan] and [Resume] set it.
+	Args string
+	// Resumed: an earlier process has recorded the request.
+	Resumed bool
+	// Refused: the record could not be written since the last result.
+	Refused bool
+	// Payload is what the role remembers.
+	Payload P
+}
+
+// Ledger holds the calls of a term, which is the time from acquiring to losing the Lease. It is safe for use by several goroutines.
+// K identifies an object by its UID. Use [NewLedger].
+type Ledger[K comparable, P any] struct {
+	mayCall func(context.Context) error
+
+	mu      sync.Mutex
+	entries map[K]Entry[P]
+	changed func(k K, before, after Entry[P])
+}
+
+// NewLedger returns an empty ledger. mayCall returns why this process must not call the driver now, or nil.
+func NewLedger[K comparable, P any](mayCall func(context.Context) error) *Ledger[K, P] {
+	return &Ledger[K, P]{mayCall: mayCall, entries: map[K]Entry[P]{}, changed: func(K, Entry[P], Entry[P]) {}}
+}
+
+// OnChange has changed called after each change of an entry, with the lock of the ledger. It must not call the ledger. Call it
+// before the first change.
+func (l *Ledger[K, P]) OnChange(changed func(k K, before, after Entry[P])) { l.changed = changed }
+
+// Get returns a copy of the entry of k. Without one it is Idle.
+func (l *Ledger[K, P]) Get(k K) Entry[P] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.entries[k]
+}
+
+// Change is what happens to an entry. The zero value changes nothing.
+type Change[P any] struct {
+	Event Event    // zero: only the payload changes
+	Args  string   // of [Plan], [Replan] and [Resume]
+	Set   func(*P) // changes the payload; may be nil
+}
+
+// Apply applies c to the entry of k, which it creates if there is none. An illegal event changes nothing and is an error.
+func (l *Ledger[K, P]) Apply(k K, c Change[P]) (before, after State, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old := l.entries[k]
+	now := old
+	if c.Event != 0 {
+		if now.State, err = old.State.after(c.Event); err != nil {
+			return old.State, old.State, fmt.Errorf("call of %v: %w", k, err)
+		}
+	}
+	switch c.Event {
+	case Plan, Resume:
+		now.Args, now.Resumed, now.Refused = c.Args, c.Event == Resume, false
+	case Replan:
+		now.Args = c.Args
+	case Lose, Answer, Reject, Settle:
+		now.Refused = false
+	case Refuse:
+		now.Refused = true
+	}
+	if c.Set != nil {
+		c.Set(&now.Payload)
+	}
+	l.entries[k] = now
+	l.changed(k, old, now)
+	return old.State, now.State, nil
+}
+
+// Send records that a call is sent. Call it directly before the call, after everything that waits: after a panic in the call, the
+// outcome is unknown. It fails if this process must not call the driver now, or if args are not those of the entry: a call is
+// repeated with equal arguments only.
+func (l *Ledger[K, P]) Send(ctx context.Context, k K, args string) error {
+	if err := l.mayCall(ctx); err != nil {
+		return err
+	}
+	if l.Get(k).Args != args {
+		return fmt.Errorf("call of %v: its arguments are not the planned ones: %w", k, errBug)
+	}
+	_, _, err := l.Apply(k, Change[P]{Event: Send})
+	return err
+}
+
+// Forget drops the entry of k, unless a call is in progress. It reports whether the entry is kept.
+func (l *Ledger[K, P]) Forget(k K) (kept bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old := l.entries[k]
+	if old.State.InProgress() {
+		return true
+	}
+	delete(l.entries, k)
+	l.changed(k, old, Entry[P]{})
+	return false
+}
+
+// All returns a copy of all entries.
+func (l *Ledger[K, P]) All() map[K]Entry[P] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.entries)
+}
