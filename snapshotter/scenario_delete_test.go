@@ -239,12 +239,15 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.untilOf("v2", "reports it", hasError("not found"))
 		f.terminate("v2")
 		f.patch("v2", fmt.Sprintf(`{"spec":{"volumeSnapshotClassName":%q}}`, f.Unique("c1")))
+		kubetest.Eventually(t, "both deletions are pending", func(context.Context) error {
+			if got := f.events.with("SnapshotDeletePending"); len(got) != 2 {
+				return fmt.Errorf("events %q", got)
+			}
+			return nil
+		})
 		f.quiet()
 		f.Calls(createSnapshot, 1)
 		f.Calls(removeSnapshot, 0)
-		if got := f.events.with("SnapshotDeletePending"); len(got) != 2 {
-			t.Errorf("events %q", got)
-		}
 		f.annotate("v1", AnnBeingDeleted, "yes")
 		f.until("is deleted", isDeleted)
 		f.annotate("v2", AnnBeingDeleted, "yes")

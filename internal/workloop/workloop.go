@@ -139,11 +139,16 @@ func (l *Loop[K]) Resync(key K) {
 	}
 }
 
-// Forget resets the back-off of key. Call it when the object of key was deleted.
+// Forget resets the back-off of key. Call it when the object of key was deleted, or requests something else. A running attempt
+// counts as the first one, and [Loop.Add] still has its effect.
 func (l *Loop[K]) Forget(key K) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	if st, ok := l.states[key]; ok && st.running {
+		*st = state{running: true, since: st.since, skipBackoff: st.skipBackoff}
+		return
+	}
 	delete(l.states, key)
-	l.mu.Unlock()
 }
 
 // Processing reports whether a worker is processing key.
@@ -278,7 +283,7 @@ func (l *Loop[K]) process(ctx context.Context, key K) {
 		logFailure(ctx, log.WithValues("retryIn", delay), "Sync failed", err, first)
 		return
 	default:
-		l.Forget(key)
+		l.drop(key)
 		log.V(1).Info("Synced")
 	}
 	if !next.IsZero() {
@@ -311,6 +316,13 @@ func (l *Loop[K]) syncRecovering(ctx context.Context, key K) (next time.Time, er
 		}
 	}()
 	return l.sync(ctx, key)
+}
+
+// drop ends the attempts for key.
+func (l *Loop[K]) drop(key K) {
+	l.mu.Lock()
+	delete(l.states, key)
+	l.mu.Unlock()
 }
 
 // waits ends the back-off of key, and keeps what [Loop.Status] shows of its failures. cause is the last of them, nil if this attempt

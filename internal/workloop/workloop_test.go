@@ -133,24 +133,35 @@ func TestEventCutsBackoffShortButKeepsTheCount(t *testing.T) {
 }
 
 func TestEventDuringAFailingAttemptIsNotDelayed(t *testing.T) {
-	a := &attempts{}
-	run(t, Config{RetryStart: time.Hour, RetryMax: time.Hour}, func(context.Context, string) (time.Time, error) {
-		if a.add() == 1 {
-			time.Sleep(2 * time.Second)
-			return time.Time{}, errors.New("no")
-		}
-		return time.Time{}, nil
-	}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
-		a.start = time.Now()
-		l.Add("k")
-		time.Sleep(time.Second)
-		l.Add("k")
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
-		if diff := cmp.Diff([]float64{0, 2}, a.at); diff != "" {
-			t.Error(diff)
-		}
-	})
+	for name, event := range map[string]func(*Loop[string]){
+		"an event":      func(l *Loop[string]) { l.Add("k") },
+		"a new request": func(l *Loop[string]) { l.Forget("k"); l.Add("k") },
+		"a deletion":    func(l *Loop[string]) { l.Add("k"); l.Forget("k") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := &attempts{}
+			run(t, Config{RetryStart: time.Hour, RetryMax: time.Hour}, func(context.Context, string) (time.Time, error) {
+				if a.add() == 1 {
+					time.Sleep(2 * time.Second)
+					return time.Time{}, errors.New("no")
+				}
+				return time.Time{}, nil
+			}, func(l *Loop[string], _ *Metrics, _ context.CancelCauseFunc) {
+				a.start = time.Now()
+				l.Add("k")
+				time.Sleep(time.Second)
+				event(l)
+				time.Sleep(2 * time.Second)
+				synctest.Wait()
+				if diff := cmp.Diff([]float64{0, 2}, a.at); diff != "" {
+					t.Error(diff)
+				}
+				if len(l.states) != 0 {
+					t.Errorf("%d states are left", len(l.states))
+				}
+			})
+		})
+	}
 }
 
 func TestSuccessAndForgetResetTheBackoff(t *testing.T) {
