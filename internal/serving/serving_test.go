@@ -100,8 +100,18 @@ func TestServedConnectionsAreClosedLast(t *testing.T) {
 		}
 		fmt.Fprint(w, "ok")
 	}))
+	open := &connections{open: map[net.Conn]connection{}}
+	server.Config.ConnState = open.changed
 	server.Start()
 	defer server.Close()
+	// The server closes a connection a little after the client has the response.
+	closed := func() {
+		for n := maxConnections; n >= maxConnections; time.Sleep(time.Millisecond) {
+			open.mu.Lock()
+			n = len(open.open)
+			open.mu.Unlock()
+		}
+	}
 	codes := make(chan error)
 	get := func(path string) error {
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
@@ -126,6 +136,7 @@ func TestServedConnectionsAreClosedLast(t *testing.T) {
 	if _, err := idle.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("the idle connection: %v", err)
 	}
+	closed()
 	go func() { codes <- get("/slow") }()
 	<-begun
 	if err := get("/"); err != nil { // instead of the slow one that waits longest
