@@ -6,7 +6,7 @@ package intent
 import (
 	"context"
 	"fmt"
-	"maps"
+	"iter"
 	"sync"
 )
 
@@ -99,6 +99,21 @@ func (l *Ledger[K, P]) Send(ctx context.Context, k K, args string) error {
 	return err
 }
 
+// Update changes the payload of the entry of k, if there is one. It reports whether there is.
+func (l *Ledger[K, P]) Update(k K, set func(State, *P)) (exists bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old, exists := l.entries[k]
+	if !exists {
+		return false
+	}
+	now := old
+	set(now.State, &now.Payload)
+	l.entries[k] = now
+	l.changed(k, old, now)
+	return true
+}
+
 // Forget drops the entry of k, unless a call is in progress. It reports whether the entry is kept.
 func (l *Ledger[K, P]) Forget(k K) (kept bool) {
 	l.mu.Lock()
@@ -112,9 +127,15 @@ func (l *Ledger[K, P]) Forget(k K) (kept bool) {
 	return false
 }
 
-// All returns a copy of all entries.
-func (l *Ledger[K, P]) All() map[K]Entry[P] {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return maps.Clone(l.entries)
+// All returns the entries, in no particular order. It holds the lock of the ledger: the loop must not call the ledger.
+func (l *Ledger[K, P]) All() iter.Seq2[K, Entry[P]] {
+	return func(yield func(K, Entry[P]) bool) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for k, e := range l.entries {
+			if !yield(k, e) {
+				return
+			}
+		}
+	}
 }
