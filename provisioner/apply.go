@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -31,11 +32,11 @@ type applier struct {
 	users     volumeUsers
 }
 
-// apply returns the transition that follows from a step, and adds to r what the step has
+// apply returns the change of the call that follows from a step, and adds to r what the step has
 // read. With an error the claim is retried after its back-off; the event was sent then,
 // if the error concerns the user.
-func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step step, r *reads) (transition, error) {
-	none := transition{}
+func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step step, r *reads) (change, error) {
+	none := change{}
 	switch step.action {
 	case doRetry:
 		a.c.metrics.claimFailed(s.claim)
@@ -56,49 +57,49 @@ func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step st
 		return none, a.readClaim(ctx, key, s.claim, r)
 	case doBegin:
 		r.failure = nil
-		return beginRequest(a.identified(step.next)), nil
+		return begin(step.event, a.newID(step.event, step.next), step.next), nil
 	case doProtectSource:
-		return a.protectSource(ctx, s, step.next)
+		return a.protectSource(ctx, s, step, r)
 	case doPrepareAgain:
-		return prepareAgain(step.next), nil
+		return prepareAgain(s.call.Args, step.next), nil
 	case doAbandon:
 		return noVolume(nil), nil
 	case doRefetchClaim:
 		return a.refetchClaim(ctx, key, s.claim)
 	case doReadSecrets:
-		return a.readSecrets(ctx, s.op, r)
+		return a.readSecrets(ctx, s.call, r)
 	case doProtect:
 		return a.protect(ctx, s)
 	case doUnprotect:
-		return a.unprotect(ctx, s.claim)
+		return a.unprotect(ctx, s)
 	case doCreateVolume:
 		return a.createVolume(ctx, key, s)
 	case doCreatePV:
-		return a.createPV(ctx, a.c.deps.Client, key, s.op)
+		return a.createPV(ctx, a.c.deps.Client, key, s.call.Payload)
 	case doRepeat:
-		return a.repeat(ctx, key, s.op)
+		return a.repeat(ctx, key, s.call.Payload)
 	case doFindOwner:
 		r.ownerRead = election.Now()
-		owner, err := a.ownerOfRejected(ctx, key, s.op, s.complete)
+		owner, err := a.ownerOfRejected(ctx, key, s.call.Payload, s.complete)
 		r.owner = &owner
 		return none, err
 	case doKeepRejected:
-		return a.c.keep(s.op, step.err)
+		return a.c.keep(s.call.Payload, step.err)
 	case doDeleteRejected:
-		return a.deleteRejected(ctx, key, s.op, s.ownerRead)
+		return a.deleteRejected(ctx, key, s.call.Payload, s.ownerRead)
 	}
 	return none, fmt.Errorf("action %v has no implementation", step.action)
 }
 
 // reportFailure counts a failure before the driver was called and sends its event.
-func (a *applier) reportFailure(s claimState, err error) (t transition, _ error) {
-	if s.op.stage == pending && errors.Is(err, errTopology) {
+func (a *applier) reportFailure(s claimState, err error) (c change, _ error) {
+	if !s.call.State.InProgress() && errors.Is(err, errTopology) {
 		// With a selected node, changes of other nodes do not retry the claim: such retries would reach maxTopologyFailures,
 		// and the claim would be rescheduled.
-		t = noTopology(s.claim.Annotations[storagehelpers.AnnSelectedNode] == "")
+		c = noTopology(s.claim.Annotations[storagehelpers.AnnSelectedNode] == "")
 	}
 	a.c.claimFailed(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), err))
-	return t, err
+	return c, err
 }
 
 // readClaim reads a claim of which the cache may lack the record of an earlier leader, and its PersistentVolume.
@@ -118,57 +119,52 @@ func (a *applier) readClaim(ctx context.Context, key claimKey, claim *corev1.Per
 	return nil
 }
 
-// identified returns next with the ID that its record will have.
-func (a *applier) identified(next operation) operation {
-	if !next.called || next.inherited {
-		next.recordID = fmt.Sprintf("%s-%d", a.c.driver.identity, a.c.requests.Add(1))
+// newID returns the ID that the record of a request has. The finalizer alone, which an earlier process or a user has left, has none.
+func (a *applier) newID(event intent.Event, next operation) string {
+	if event == intent.Resume && next.resumed == nil {
+		return ""
 	}
-	return next
+	return fmt.Sprintf("%s-%d", a.c.driver.identity, a.c.requests.Add(1))
 }
 
-// protectSource begins an operation once its source has the finalizer. A shared lock of the
-// source is held until the operation is recorded, and counts as a use of the source.
-func (a *applier) protectSource(ctx context.Context, s claimState, next operation) (transition, error) {
-	t := beginRequest(a.identified(next))
-	unlock, err := a.sources.locks.Share(ctx, *next.source)
+// protectSource takes up a request once its source has the finalizer. A shared lock of the
+// source is held until the request is in the ledger, and counts as a use of the source.
+func (a *applier) protectSource(ctx context.Context, s claimState, step step, r *reads) (change, error) {
+	unlock, err := a.sources.locks.Share(ctx, *step.next.source)
 	if err != nil {
-		return transition{}, err
+		return change{}, err
 	}
-	defer func() {
-		if t.release == nil { // an error or a panic
-			unlock()
-		}
-	}()
-	if err := a.sources.protect(ctx, *next.source, s.refs.uid); err != nil {
-		return a.reportFailure(s, fmt.Errorf("data source %s: adding source finalizer: %w", next.source, err))
+	r.unlock = unlock
+	if err := a.sources.protect(ctx, *step.next.source, s.refs.uid); err != nil {
+		return a.reportFailure(s, fmt.Errorf("data source %s: adding source finalizer: %w", step.next.source, err))
 	}
-	t.release = unlock
-	return t, nil
+	return begin(step.event, a.newID(step.event, step.next), step.next), nil
 }
 
 // readSecrets reads the secret of a request, whose values are kept no longer than the
 // operation. Before CreateVolume is repeated the secret is read again, because a wrong one
 // may be why the driver does not answer. If that fails, the last values are used.
-func (a *applier) readSecrets(ctx context.Context, o operation, r *reads) (transition, error) {
+func (a *applier) readSecrets(ctx context.Context, c call, r *reads) (change, error) {
+	o := c.Payload
 	values, err := kube.ReadSecret(ctx, a.c.deps.Client, o.plan.Secrets.Provisioner)
 	switch {
 	case err == nil && o.request.Secrets != nil && maps.Equal(values, o.request.Secrets):
 		r.freshSecrets = true
-		return transition{}, nil
+		return change{}, nil
 	case err == nil:
 		r.freshSecrets = true
 		return secretsRead(o.request, values), nil
 	case o.request.Secrets != nil:
 		r.freshSecrets = true
 		klog.FromContext(ctx).Error(err, "Reading the secret again failed, retrying with the previous values",
-			"secret", klog.KRef(o.plan.Secrets.Provisioner.Namespace, o.plan.Secrets.Provisioner.Name), "stage", o.stage)
-		return transition{}, nil
-	case o.called:
+			"secret", klog.KRef(o.plan.Secrets.Provisioner.Namespace, o.plan.Secrets.Provisioner.Name), "stage", stageOf(c))
+		return change{}, nil
+	case c.State != intent.Planned:
 		if kube.IsNotFound(err) {
 			err = cannotRetry(o.plan.VolumeName, err, "Recreate the secret")
 		}
 		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
-		return transition{}, err
+		return change{}, err
 	}
 	// The request is prepared again once the secret or the class is fixed.
 	a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
@@ -178,37 +174,35 @@ func (a *applier) readSecrets(ctx context.Context, o operation, r *reads) (trans
 // protect records the request on the claim. An operation whose outcome is unknown continues
 // if that fails: the result of the call ends it, too. That of an earlier process waits, because late writes of that process
 // could remove its record during the call, unless the API server refuses the new one or a webhook changes it.
-func (a *applier) protect(ctx context.Context, s claimState) (transition, error) {
-	change, err := s.op.protection(a.c.driver.name, s.claim)
-	wait := !s.op.called
+func (a *applier) protect(ctx context.Context, s claimState) (change, error) {
+	o := s.call.Payload
+	patch, err := o.protection(a.c.driver.name, s.call.Args, s.claim)
+	wait := s.call.State == intent.Planned
 	if err == nil {
 		client := a.c.deps.Client
-		if s.op.called {
+		if s.call.State.MayHaveEffect() {
 			client = a.c.deps.UnthrottledClient
 		}
-		err = a.patchClaim(ctx, client, s.claim, change)
-		wait = wait || s.op.inherited && err != nil && !kube.IsRefused(err) && !apierrors.IsInvalid(err)
+		err = a.patchClaim(ctx, client, s.claim, patch)
+		wait = wait || o.resumed != nil && err != nil && !kube.IsRefused(err) && !apierrors.IsInvalid(err)
 	}
 	newest, exists := a.claims.Get(kube.Key(s.claim))
 	exists = exists && newest.UID == s.claim.UID
 	switch {
-	case a.outdated(s.claim, err), err == nil && (!exists || change.AppliedTo(newest)):
-		return transition{}, nil
+	case a.outdated(s.claim, err), err == nil && (!exists || patch.AppliedTo(newest)):
+		return change{}, nil
 	case err == nil:
 		err = kube.ErrNotStored
 	}
 	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
 	if !apierrors.IsInvalid(err) || !a.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
-		a.c.claimFailed(s.claim, failedEvent(s.op.plan.ClassName, err))
+		a.c.claimFailed(s.claim, failedEvent(o.plan.ClassName, err))
 	}
 	if wait {
-		return transition{}, err
+		return change{}, err
 	}
-	klog.FromContext(ctx).Error(err, "Adding the finalizer to the PVC failed", "stage", s.op.stage)
-	if !exists {
-		newest = s.claim
-	}
-	return recordNotWritten(recordIDOf(newest)), nil
+	klog.FromContext(ctx).Error(err, "Adding the finalizer to the PVC failed", "stage", stageOf(s.call))
+	return change{Event: intent.Refuse}, nil
 }
 
 // outdated reports whether a write has failed because claim is outdated. The newest version is known then.
@@ -223,30 +217,32 @@ func (a *applier) isDeleted(ctx context.Context, claim *corev1.PersistentVolumeC
 	return err == nil && (!exists || live.DeletionTimestamp != nil)
 }
 
-func (a *applier) unprotect(ctx context.Context, claim *corev1.PersistentVolumeClaim) (transition, error) {
-	err := a.patchClaim(ctx, a.c.deps.Client, claim, unprotection(claim))
+func (a *applier) unprotect(ctx context.Context, s claimState) (change, error) {
+	err := a.patchClaim(ctx, a.c.deps.Client, s.claim, unprotection(s.claim))
 	switch {
-	case err != nil && a.outdated(claim, err):
-		return transition{}, nil
+	case err != nil && a.outdated(s.claim, err):
+		return change{}, nil
 	case err != nil:
-		err = fmt.Errorf("removing finalizer %s from claim %s/%s: %w", kube.ProvisioningFinalizer, claim.Namespace, claim.Name, err)
+		err = fmt.Errorf("removing finalizer %s from claim %s: %w", kube.ProvisioningFinalizer, kube.Key(s.claim), err)
 		if kube.IsRefused(err) {
-			a.c.event(claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(claim), err))
+			a.c.event(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), err))
 		}
-		return transition{}, err
+		return change{}, err
+	case s.call.Payload.saved:
+		return change{}, nil
 	}
-	return claimUnprotected(), nil
+	return change{Event: intent.Reset}, nil
 }
 
 // refetchClaim reads a claim whose PersistentVolume was saved and deleted since. The cache
 // may not show yet that the claim was bound, or deleted.
-func (a *applier) refetchClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim) (transition, error) {
+func (a *applier) refetchClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim) (change, error) {
 	live, exists, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim)
 	switch {
 	case err != nil:
-		return transition{}, fmt.Errorf("reading claim %s, whose PersistentVolume was deleted: %w", key, err)
+		return change{}, fmt.Errorf("reading claim %s, whose PersistentVolume was deleted: %w", key, err)
 	case !exists:
-		return transition{}, nil
+		return change{}, nil
 	}
 	return claimRefetched(live.Spec.VolumeName != ""), nil
 }

@@ -19,6 +19,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/topology"
 	"github.com/storage-controller/storage-controller/internal/tracing"
@@ -36,7 +37,7 @@ type claimLoop struct {
 func newClaimLoop(a applier) *claimLoop {
 	l := &claimLoop{applier: a, topologies: topology.NewAggregate()}
 	l.queue = workloop.NewFair(a.c.loopConfig("claims"), a.c.deps.Queues, l.sync, l.groupOf)
-	l.queue.ShowStage(func(key claimKey) string { return l.ops.get(key).stage.String() })
+	l.queue.ShowStage(func(key claimKey) string { return stageOf(l.ops.Get(key)) })
 	if cfg := a.c.cfg; cfg.NodeDeployment {
 		segments := a.c.driver.segments
 		l.topologies.SetNode(cfg.NodeName, segments, true)
@@ -71,7 +72,7 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 		s := l.gather(key)
 		s.reads = r
 		step := l.c.driver.decide(s)
-		log.V(2).Info("Decided", "stage", s.op.stage, "action", step.action.String(), "reason", step.reason)
+		log.V(2).Info("Decided", "stage", stageOf(s.call), "action", step.action.String(), "reason", step.reason)
 		switch step.action {
 		case doNothing:
 			return time.Time{}, nil
@@ -106,37 +107,38 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("claim %s: not done after %d steps: %w", key, maxSteps, errBug)
 }
 
-// take applies one step and records its transition. An error with a transition ends the
-// sync only after decide has seen the new stage, and the claim is protected or unprotected.
+// take applies one step and records its change of the call. An error with a change ends the
+// sync only after decide has seen the new state, and the claim is protected or unprotected.
 func (l *claimLoop) take(ctx context.Context, key claimKey, s claimState, step step, r *reads) error {
-	if step.action == doProtect && s.op.called {
+	if step.action == doProtect && s.call.State.MayHaveEffect() {
 		// Also while shutting down, or after the Lease was lost: the record is for the next leader.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), workloop.APIGrace)
 		defer cancel()
 	}
+	defer r.release()
 	traced, end := tracing.StartSpan(ctx, step.action.String())
-	t, err := l.apply(traced, key, s, step, r)
+	c, err := l.apply(traced, key, s, step, r)
 	end(err)
-	if t.name == "" {
+	if c.Event == 0 && c.Set == nil {
 		return err
 	}
-	before, after, illegal := l.ops.transition(key, t)
+	before, after, illegal := l.ops.Apply(key, c)
 	if illegal != nil {
 		return errors.Join(illegal, err)
 	}
 	if before != after {
-		klog.FromContext(ctx).V(2).Info("Stage changed", "stage", after, "from", before, "transition", t.name)
+		klog.FromContext(ctx).V(2).Info("Stage changed", "stage", stageOf(l.ops.Get(key)), "from", stageOf(s.call), "event", c.Event)
 	}
 	if err != nil {
-		r.failure = &failure{err, s.op.plan.SelectedNode}
+		r.failure = &failure{err, s.call.Payload.plan.SelectedNode}
 	}
 	return nil
 }
 
 // forget drops everything that is kept of a claim, unless a volume is in progress for it.
 func (l *claimLoop) forget(key claimKey) (inProgress bool) {
-	if l.ops.forget(key) {
+	if l.ops.Forget(key) {
 		return true
 	}
 	l.ownership.forget(key)
@@ -236,7 +238,11 @@ func onlyOwnChanges(old, claim *corev1.PersistentVolumeClaim) bool {
 func (l *claimLoop) mustResume(key claimKey) bool {
 	newest, ok := l.claims.Get(key.Namespace + "/" + key.Name)
 	ofThisNode := func() bool { return !l.c.cfg.NodeDeployment || nodeOf(newest) == l.c.cfg.NodeName }
-	return ok && newest.UID == key.UID && l.ops.get(key).leavesRecord(newest) && ofThisNode()
+	if !ok || newest.UID != key.UID {
+		return false
+	}
+	c := l.ops.Get(key)
+	return !c.State.InProgress() && l.c.driver.recordOn(newest, false, c) == intent.Other && ofThisNode()
 }
 
 func (l *claimLoop) claimDeleted(claim *corev1.PersistentVolumeClaim) {
@@ -266,7 +272,7 @@ func (l *claimLoop) wake(dependency string) {
 			continue
 		}
 		l.ops.allowRetry(key)
-		if !l.ops.get(key).stage.inProgress() {
+		if !l.ops.Get(key).State.InProgress() {
 			l.queue.Add(key)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -24,16 +25,16 @@ import (
 // createPV creates the PersistentVolume of a volume that the driver has created. If that
 // fails, it is retried without another CreateVolume, unless the API server cannot store what the driver has returned. A volume
 // that belongs to another object gets none.
-func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key claimKey, o operation) (transition, error) {
+func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key claimKey, o operation) (change, error) {
 	if user := a.users.ofCreated(key, o); user != "" && !o.pvMayExist {
 		return a.c.keep(o, fmt.Errorf("CreateVolume returned volume %q, which belongs to %s; the volume is not deleted. "+
 			"Delete that object if it is not needed, or correct the driver", o.csiSource.VolumeHandle, user))
 	}
 	pv, err := client.CoreV1().PersistentVolumes().Create(ctx, o.pv, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		var t transition
-		if pv, t, err = a.existingPV(ctx, client, key, o); pv == nil {
-			return t, err
+		var c change
+		if pv, c, err = a.existingPV(ctx, client, key, o); pv == nil {
+			return c, err
 		}
 	}
 	if err != nil {
@@ -60,11 +61,11 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 
 // repeat follows the deletion of a PersistentVolume whose creation got no response. Its volume may be deleted, too: CreateVolume
 // is repeated, unless the claim is deleted or bound.
-func (a *applier) repeat(ctx context.Context, key claimKey, o operation) (transition, error) {
+func (a *applier) repeat(ctx context.Context, key claimKey, o operation) (change, error) {
 	live, exists, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), o.claim)
 	switch {
 	case err != nil:
-		return transition{}, fmt.Errorf("reading claim %s, whose PersistentVolume was deleted: %w", key, err)
+		return change{}, fmt.Errorf("reading claim %s, whose PersistentVolume was deleted: %w", key, err)
 	case !exists || live.DeletionTimestamp != nil || live.Spec.VolumeName != "": // as if the response had arrived
 		return noVolume(nil), nil
 	}
@@ -72,7 +73,7 @@ func (a *applier) repeat(ctx context.Context, key claimKey, o operation) (transi
 }
 
 // keep ends an operation whose volume belongs to another object.
-func (c *Controller) keep(o operation, reason error) (transition, error) {
+func (c *Controller) keep(o operation, reason error) (change, error) {
 	c.notProvisioned(o)
 	c.claimFailed(o.claim, failedEvent(o.plan.ClassName, reason))
 	return noVolume(nil), reason
@@ -82,7 +83,7 @@ func (c *Controller) keep(o operation, reason error) (transition, error) {
 // for the same volume and claim. Otherwise it returns what follows for the operation.
 func (a *applier) existingPV(
 	ctx context.Context, client kubernetes.Interface, key claimKey, o operation,
-) (*corev1.PersistentVolume, transition, error) {
+) (*corev1.PersistentVolume, change, error) {
 	name, handle := o.pv.Name, o.csiSource.VolumeHandle
 	pv, err := client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil { // also NotFound: it was deleted meanwhile
@@ -92,7 +93,7 @@ func (a *applier) existingPV(
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
 	switch {
 	case same && ours && (o.pvMayExist || !isReclaimed(pv, o.claim)):
-		return pv, transition{}, nil // as if the response had arrived: what follows its deletion is the same
+		return pv, change{}, nil // as if the response had arrived: what follows its deletion is the same
 	case same && ours:
 		// Its volume is deleted with it. CreateVolume is repeated once it is.
 		a.volumes.Observe(pv)
@@ -101,8 +102,8 @@ func (a *applier) existingPV(
 	case same:
 		// Two claims have one volume name: the volume is that of the other claim.
 		err = fmt.Errorf("volume %q belongs to PersistentVolume %q, which is not for this PVC. %s", handle, name, namesCollide)
-		t, err := a.c.keep(o, err)
-		return nil, t, err
+		c, err := a.c.keep(o, err)
+		return nil, c, err
 	}
 	err = fmt.Errorf("PersistentVolume %q already exists with another volumeHandle than %q", name, handle)
 	return nil, volumeRejected(o.csiSource, o.pv.Spec.NodeAffinity, err), err
@@ -118,18 +119,18 @@ func (a *applier) saveAll(ctx context.Context) {
 	defer cancel()
 	var all errgroup.Group
 	all.SetLimit(drainLimit)
-	for key, o := range a.ops.in(created) {
+	for key, unsaved := range a.ops.in(intent.Answered) {
+		o := unsaved.Payload
 		if o.pvMayExist && o.pvDeleted {
 			continue // and with it the volume
 		}
 		all.Go(func() error {
-			t, err := a.createPV(ctx, a.c.deps.UnthrottledClient, key, o)
-			if t.name != "" {
-				_, _, _ = a.ops.transition(key, t) // legal from stage created, in which no worker runs any more
-			}
+			c, err := a.createPV(ctx, a.c.deps.UnthrottledClient, key, o)
+			_, _, _ = a.ops.Apply(key, c) // legal: no worker runs any more
 			if err != nil {
 				klog.FromContext(ctx).Error(err, "PersistentVolume not created. The next leader retries CreateVolume while the PVC exists",
-					"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", o.csiSource.VolumeHandle, "stage", o.stage)
+					"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", o.csiSource.VolumeHandle,
+					"stage", stageOf(unsaved))
 			}
 			return nil
 		})
@@ -140,19 +141,20 @@ func (a *applier) saveAll(ctx context.Context) {
 // logUnrecorded logs the volumes that the driver may have and no other process knows of. The record on a claim is missing
 // if the claim was deleted during its first CreateVolume, for example.
 func (a *applier) logUnrecorded(ctx context.Context) {
-	for _, s := range []stage{requested, indeterminate, rejected} {
-		for key, o := range a.ops.in(s) {
+	for _, s := range []intent.State{intent.Sent, intent.Unknown, intent.Undoing} {
+		for key, c := range a.ops.in(s) {
+			o := c.Payload
 			claim, ok := a.claims.Get(key.String())
-			if !o.called || ok && claim.UID == key.UID && isProtected(claim) {
+			if ok && claim.UID == key.UID && isProtected(claim) {
 				continue
 			}
 			err, handle := errors.New("the outcome of CreateVolume is unknown"), ""
-			if s == rejected {
+			if s == intent.Undoing {
 				err, handle = o.rejectReason, o.csiSource.VolumeHandle
 			}
 			klog.FromContext(ctx).Error(err, "Volume may exist. If the PVC is deleted, delete the volume on the storage backend",
 				"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volume", o.plan.VolumeName, "volumeHandle", handle,
-				"stage", s)
+				"stage", stageOf(c))
 		}
 	}
 }

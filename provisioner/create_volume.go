@@ -19,6 +19,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -28,24 +29,19 @@ import (
 const slowCall = time.Second
 
 // createVolume calls CreateVolume and returns what its outcome means.
-func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) (transition, error) {
-	o := s.op
-	if err := election.MayCallNow(ctx, election.Moment{}); err != nil {
-		return transition{}, err
-	}
-	if !o.called {
-		if _, _, err := a.ops.transition(key, createCalled()); err != nil {
-			return transition{}, err
-		}
-	}
+func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) (change, error) {
+	o, again := s.call.Payload, s.call.State == intent.Answered
 	slow := time.AfterFunc(slowCall, func() { a.announce(key, o) })
 	defer slow.Stop()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), a.c.cfg.Timeout)
 	defer cancel()
+	if err := a.ops.Send(ctx, key, s.call.Args); err != nil {
+		return change{}, err
+	}
 	response, err := a.c.deps.CSI.CreateVolume(call, o.request)
 	if err != nil {
 		a.c.notProvisioned(o)
-		if o.stage == created {
+		if again {
 			return a.notRepeated(o, err)
 		}
 		if csiclient.OutcomeOf(err) == csiclient.Indeterminate {
@@ -69,12 +65,12 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 	switch {
 	case errors.Is(err, errUnusable):
 		return volumeRejected(source, affinityOf(volume, a.c.driver.topology), err), nil
-	case err != nil && o.stage == created:
+	case err != nil && again:
 		return a.notRepeated(o, err)
 	case err != nil:
 		a.c.notProvisioned(o)
 		return a.indeterminate(key, s, err)
-	case o.stage == created && source.VolumeHandle != o.csiSource.VolumeHandle:
+	case again && source.VolumeHandle != o.csiSource.VolumeHandle:
 		klog.FromContext(ctx).Error(nil, "CreateVolume returned another volume than before. Delete the earlier one on the storage backend",
 			"earlier", o.csiSource.VolumeHandle, "volumeHandle", source.VolumeHandle)
 	}
@@ -86,7 +82,7 @@ func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) 
 }
 
 // notRepeated reports that a repeated CreateVolume has failed. The volume of the earlier response exists, whatever the driver says.
-func (a *applier) notRepeated(o operation, err error) (transition, error) {
+func (a *applier) notRepeated(o operation, err error) (change, error) {
 	a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 	return pvNotSaved(false, true), err
 }
@@ -108,29 +104,31 @@ func (c *Controller) volumeFinalizers(p plan) []string {
 }
 
 // indeterminate reports a call after which a volume may exist, now or later.
-func (a *applier) indeterminate(key claimKey, s claimState, err error) (transition, error) {
-	a.announce(key, s.op)
-	a.c.claimFailed(s.op.claim, indeterminateEvent(s.op.plan, a.c.cfg.ProvisioningProtection, s.claim, s.classRecreated(), err))
+func (a *applier) indeterminate(key claimKey, s claimState, err error) (change, error) {
+	o := s.call.Payload
+	a.announce(key, o)
+	a.c.claimFailed(o.claim, indeterminateEvent(o.plan, a.c.cfg.ProvisioningProtection, s.claim, s.classRecreated(), err))
 	return outcomeUnknown(), err
 }
 
 // finalError reports a call after which no volume exists and none will, as csi-provisioner decides it. A driver may have made the
 // volume in an earlier call and fail before it finds it: the event names the volume.
-func (a *applier) finalError(key claimKey, s claimState, err error) (transition, error) {
-	a.announce(key, s.op)
-	if s.op.stage == indeterminate && !csiclient.ExcludesEarlier(err) {
+func (a *applier) finalError(key claimKey, s claimState, err error) (change, error) {
+	o := s.call.Payload
+	a.announce(key, o)
+	if s.call.State == intent.Unknown && !csiclient.ExcludesEarlier(err) {
 		err = fmt.Errorf("%w. An earlier call had no definite result. If you delete this PVC, check on the storage backend that "+
-			"volume %q does not exist", err, s.op.plan.VolumeName)
+			"volume %q does not exist", err, o.plan.VolumeName)
 	}
 	if status.Code(err) != codes.InvalidArgument || s.claim == nil || s.class == nil || s.classRecreated() {
-		a.c.claimFailed(s.op.claim, failedEvent(s.op.plan.ClassName, err))
+		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		return noVolume(nil), err
 	}
 	delay := a.c.cfg.RetryIntervalMax
-	a.c.claimFailed(s.op.claim, infeasibleEvent(s.op.plan.ClassName, delay, err))
+	a.c.claimFailed(o.claim, infeasibleEvent(o.plan.ClassName, delay, err))
 	return noVolume(&infeasible{
-		until: time.Now().Add(delay), classUID: s.class.UID, classVersion: s.op.classVersion, node: selectedNode(s.op.claim),
-		requestedBytes: capacityRange(s.op.claim).RequiredBytes, attributes: ptr.Deref(s.op.claim.Spec.VolumeAttributesClassName, ""),
+		until: time.Now().Add(delay), classUID: s.class.UID, classVersion: o.classVersion, node: selectedNode(o.claim),
+		requestedBytes: capacityRange(o.claim).RequiredBytes, attributes: ptr.Deref(o.claim.Spec.VolumeAttributesClassName, ""),
 	}), nil
 }
 
@@ -164,23 +162,23 @@ func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation
 }
 
 // deleteRejected deletes a volume that was created and cannot be used. read is when its owner was searched.
-func (a *applier) deleteRejected(ctx context.Context, key claimKey, o operation, read election.Moment) (transition, error) {
+func (a *applier) deleteRejected(ctx context.Context, key claimKey, o operation, read election.Moment) (change, error) {
 	id := o.csiSource.VolumeHandle
 	release, err := a.c.deps.Locks.Share(ctx, id)
 	if err != nil {
-		return transition{}, err
+		return change{}, err
 	}
 	defer release()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), a.c.cfg.Timeout)
 	defer cancel()
 	if err := election.MayCallNow(ctx, read); err != nil {
-		return transition{}, err
+		return change{}, err
 	}
 	_, err = a.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: id, Secrets: o.request.GetSecrets()})
 	if err != nil {
 		err = fmt.Errorf("deleting unusable volume %q: %w (unusable because: %w)", id, err, o.rejectReason)
 		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
-		return transition{}, err
+		return change{}, err
 	}
 	a.c.notProvisioned(o)
 	a.announce(key, o)

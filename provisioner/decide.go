@@ -16,6 +16,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
@@ -67,9 +68,10 @@ func (a action) String() string {
 type step struct {
 	action action
 	reason string
-	err    error     // of doIgnore, doReport, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
-	until  time.Time // of doWait
-	next   operation // of doBegin, doProtectSource and doPrepareAgain
+	err    error        // of doIgnore, doReport, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
+	until  time.Time    // of doWait
+	event  intent.Event // of doBegin and doProtectSource: Plan or Resume
+	next   operation    // of doBegin, doProtectSource and doPrepareAgain
 }
 
 // decision combines a driver and the state of one claim.
@@ -82,58 +84,110 @@ type decision struct {
 // every state.
 func (d driver) decide(s claimState) step {
 	n := decision{d, s}
-	switch s.op.stage {
-	case requested:
-		return n.decideRequested()
-	case indeterminate:
-		return n.decideIndeterminate()
-	case created:
+	inProgress := s.call.State.InProgress()
+	switch {
+	case s.claim == nil && !inProgress:
+		return step{action: doForget, reason: "ClaimDeleted"}
+	case !inProgress && isProtected(s.claim) && n.recordedFor() != d.name:
+		if s.call.Payload.saved {
+			return n.decidePending()
+		}
+		return step{action: doFail, reason: "RecordOfAnotherDriver", err: cannotRetry(d.volumeName(s.claim.UID),
+			fmt.Errorf("the request was sent to driver %q", n.recordedFor()), "Run that driver")}
+	case n.isReplaced():
+		// As csi-provisioner does. If the new class permits no request, the first one is repeated.
+		if st := n.decideRequest("ClassRecreated"); st.action == doPrepareAgain || st.action == doReadReferences {
+			return st
+		}
+	}
+	facts, reason := n.facts(), s.call.State.String()
+	switch intent.Next(n.policy(), s.call.State, facts) {
+	case intent.DoUnrecord:
+		return step{action: doUnprotect, reason: reason}
+	case intent.DoBackOff:
+		return n.backOff()
+	case intent.DoConfirm:
+		return step{action: doReadClaim, reason: "RecordFound"}
+	case intent.DoResume:
+		return n.decideResume()
+	case intent.DoAbandon:
+		if facts.Wanted {
+			reason = "RecordFound" // of an earlier process, whose request is repeated instead
+		}
+		return step{action: doAbandon, reason: reason}
+	case intent.DoRecord:
+		return step{action: doProtect, reason: reason}
+	case intent.DoWrite:
 		return n.decideCreated()
-	case rejected:
+	case intent.DoPrepare:
+		return n.preparation()
+	case intent.DoUndo:
 		return n.decideRejected()
-	case pvCreated:
-		return n.decidePVCreated()
+	case intent.DoCall:
+		return step{action: doCreateVolume, reason: reason}
 	}
 	return n.decidePending()
 }
 
-func (d decision) decidePending() step {
-	if d.claim == nil {
-		return step{action: doForget, reason: "ClaimDeleted"}
-	}
-	// A claim that was bound to another volume may still have one of its own.
-	hasVolume := d.claim.Spec.VolumeName == d.volumeName(d.claim.UID) || isVolumeOf(d.claim, d.volume)
+// policy returns when CreateVolume is recorded on the claim.
+func (d decision) policy() intent.Policy {
+	// With the old ID, a late write of the earlier process could remove its record.
+	p := intent.Policy{AtOnce: true, Renew: d.call.Payload.resumed != nil}
+	// The instances on other nodes must not release the source of a deleted claim.
+	sharesSource := d.NodeDeployment && d.call.Payload.source != nil
 	switch {
-	case isProtected(d.claim):
-		return d.decideProtected(hasVolume)
-	case d.failure != nil:
-		return d.decideFailed()
-	case d.claim.Spec.VolumeName != "":
-		return step{action: doForget, reason: "Bound"}
-	case hasVolume:
-		return step{reason: "PVExists"}
-	case d.op.pvDeleted:
-		return step{action: doRefetchClaim, reason: "PVDeleted"}
+	case d.ProvisioningProtection == ProtectionOff:
+	case d.ProvisioningProtection == ProtectionAlways || sharesSource:
+		p.Record = intent.BeforeCall
+	default:
+		p.Record = intent.OnUnknown
 	}
-	return d.decideNew()
+	return p
 }
 
-// decideProtected returns the step for a protected claim without a request in progress in this process.
-func (d decision) decideProtected(hasVolume bool) step {
-	switch driver := d.recordedFor(); {
-	case driver != d.name:
-		return step{action: doFail, reason: "RecordOfAnotherDriver", err: cannotRetry(d.volumeName(d.claim.UID),
-			fmt.Errorf("the request was sent to driver %q", driver), "Run that driver")}
-	case hasVolume || d.op.finalResult && d.op.recordedOn(d.claim):
-		return step{action: doUnprotect, reason: "FinalResult"}
-	case d.failure != nil:
-		return d.backOff()
+// facts returns the facts about the CreateVolume of the claim. A record is confirmed before it is resumed, and a claim without one
+// before its request is taken up.
+func (d decision) facts() intent.Facts {
+	f := intent.Facts{
+		Record: d.recordOn(d.claim, d.hasVolume(), d.call), Refused: d.call.Refused, Failed: d.failure != nil, Ready: true,
+		Wanted: d.claim != nil && needsVolume(d.claim),
 	}
-	return d.decideResume()
+	if d.claim != nil {
+		f.Writable = d.claim.DeletionTimestamp == nil || isProtected(d.claim)
+	}
+	if d.call.State.InProgress() {
+		f.Ready = d.preparation().action == doNothing
+	} else {
+		f.Stale = d.stale && !d.live && (!d.NodeDeployment || nodeOf(d.claim) == d.NodeName)
+	}
+	return f
+}
+
+// hasVolume reports whether the volume of the claim has a PersistentVolume. A claim that was bound to another volume may still have
+// one of its own.
+func (d decision) hasVolume() bool {
+	return d.claim != nil && (d.claim.Spec.VolumeName == d.volumeName(d.claim.UID) || isVolumeOf(d.claim, d.volume))
 }
 
 // recordedFor returns the driver of the record on the claim: that of this process if the record cannot be read.
 func (d decision) recordedFor() string { return cmp.Or(kube.RecordedDriver(d.claim), d.name) }
+
+// decidePending returns the step for a claim that has no record, and no call in progress.
+func (d decision) decidePending() step {
+	switch saved := d.call.Payload.saved; {
+	case d.failure != nil:
+		return d.decideFailed()
+	case d.claim.Spec.VolumeName != "":
+		return step{action: doForget, reason: "Bound"}
+	case d.hasVolume() && !saved:
+		return step{reason: "PVExists"}
+	case d.call.Payload.pvDeleted:
+		return step{action: doRefetchClaim, reason: "PVDeleted"}
+	case saved:
+		return step{reason: "PVCreated"}
+	}
+	return d.decideNew()
+}
 
 // decideFailed returns the step after a final result in this sync, whose event was sent.
 func (d decision) decideFailed() step {
@@ -151,91 +205,45 @@ func (d decision) backOff() step {
 	return step{action: doBackOff, reason: "CallFailed", err: d.failure.err}
 }
 
-// decideRequested returns the step before or of the first CreateVolume, if the claim still waits for its volume.
-func (d decision) decideRequested() step {
-	switch {
-	case d.op.called: // by a sync that panicked
-		return d.decideIndeterminate()
-	case d.claim == nil || !needsVolume(d.claim):
-		return step{action: doAbandon, reason: "ClaimDeletedOrBound"}
-	case isProtected(d.claim) && !d.op.recordedOn(d.claim): // by an earlier process, whose request is repeated instead
-		return step{action: doAbandon, reason: "RecordFound"}
-	}
-	// The claim is protected after the secrets are read: without them nothing is called.
-	if st, blocked := d.beforeCall(); blocked {
-		return st
-	}
-	if d.canProtect() && (d.ProvisioningProtection == ProtectionAlways ||
-		// The instances on other nodes must not release the source of a deleted claim.
-		d.op.source != nil && d.NodeDeployment && d.ProvisioningProtection != ProtectionOff) {
-		return step{action: doProtect, reason: "BeforeFirstCall"}
-	}
-	return step{action: doCreateVolume, reason: "Requested"}
-}
-
+// decideRejected returns the step that leads to the deletion of a volume that cannot be used.
 func (d decision) decideRejected() step {
-	switch {
-	case d.mustRecord():
-		return step{action: doProtect, reason: "Rejected"}
-	case d.failure != nil:
-		return d.backOff()
-	}
-	if st, blocked := d.beforeCall(); blocked {
-		return st
-	}
 	switch {
 	case d.owner == nil:
 		return step{action: doFindOwner, reason: "Rejected"}
 	case *d.owner != "":
 		return step{action: doKeepRejected, reason: "OwnedByOther", err: fmt.Errorf(
-			"%w; it is not deleted, because it belongs to %s", d.op.rejectReason, *d.owner)}
+			"%w; it is not deleted, because it belongs to %s", d.call.Payload.rejectReason, *d.owner)}
 	}
 	return step{action: doDeleteRejected, reason: "Rejected"}
 }
 
-// beforeCall returns what must happen before the driver is called for the request.
-func (d decision) beforeCall() (st step, blocked bool) {
-	secret := d.op.plan.Secrets.Provisioner
+// preparation returns what must happen before the driver is called for the request; doNothing if nothing must.
+func (d decision) preparation() step {
+	o := d.call.Payload
 	switch {
-	case isReclaimed(d.volume, d.op.claim):
+	case isReclaimed(d.volume, o.claim):
 		// The driver would answer with the volume that is about to be deleted.
-		return step{action: doWait, reason: "EarlierPVIsDeleted", until: d.now.Add(d.RetryIntervalStart)}, true
-	case secret != nil && (d.op.request.Secrets == nil || d.op.called && !d.freshSecrets):
-		return step{action: doReadSecrets, reason: "SecretsNeeded"}, true
+		return step{action: doWait, reason: "EarlierPVIsDeleted", until: d.now.Add(d.RetryIntervalStart)}
+	case o.plan.Secrets.Provisioner != nil && (o.request.Secrets == nil || d.call.State != intent.Planned && !d.freshSecrets):
+		return step{action: doReadSecrets, reason: "SecretsNeeded"}
 	}
-	return step{}, false
+	return step{}
 }
 
+// decideCreated returns the step for a volume whose PersistentVolume is not saved.
 func (d decision) decideCreated() step {
+	o := d.call.Payload
 	switch {
-	case d.failure != nil && d.mustRecord():
-		return step{action: doProtect, reason: "PVNotSaved"}
-	case d.failure != nil:
-		return d.backOff()
-	case d.op.pvMayExist && d.op.pvDeleted: // and with it the volume
+	case o.pvMayExist && o.pvDeleted: // and with it the volume
 		return step{action: doRepeat, reason: "PVDeleted"}
-	case !d.op.pvRefused || d.claim == nil || !needsVolume(d.claim):
+	case !o.pvRefused || d.claim == nil || !needsVolume(d.claim):
 		// Users may delete the volume of a deleted claim at the storage system: another call would create it again.
 		return step{action: doCreatePV, reason: "VolumeCreated"}
 	}
-	if st, blocked := d.beforeCall(); blocked {
+	if st := d.preparation(); st.action != doNothing {
 		return st
 	}
 	return step{action: doCreateVolume, reason: "PVRefused"}
-}
-
-func (d decision) decidePVCreated() step {
-	switch {
-	case d.claim == nil:
-		return step{action: doForget, reason: "ClaimDeleted"}
-	case isProtected(d.claim) && d.recordedFor() == d.name:
-		return step{action: doUnprotect, reason: "PVCreated"}
-	case d.claim.Spec.VolumeName != "":
-		return step{action: doForget, reason: "Bound"}
-	case d.op.pvDeleted:
-		return step{action: doRefetchClaim, reason: "PVDeleted"}
-	}
-	return step{reason: "PVCreated"}
 }
 
 // waitsForPod is the reason for a claim that the scheduler has to select a node for.
@@ -268,8 +276,8 @@ func (d decision) decideNew() step {
 	case d.volume != nil:
 		return step{action: doFail, reason: "NameTaken", err: fmt.Errorf(
 			"PersistentVolume %q already exists: spec.claimRef names another PVC. %s", d.volume.Name, namesCollide)}
-	case d.op.infeasible.holds(d.claimState):
-		return step{action: doWait, reason: "Infeasible", until: d.op.infeasible.until}
+	case d.call.Payload.infeasible.holds(d.claimState):
+		return step{action: doWait, reason: "Infeasible", until: d.call.Payload.infeasible.until}
 	}
 	return d.decideRequest("Wanted")
 }
@@ -296,7 +304,7 @@ func (d decision) decideRequest(reason string) step {
 	switch {
 	case errors.Is(err, errNodeNotFound) && chosen:
 		return step{action: doReschedule, reason: "NodeDeleted", err: err}
-	case errors.Is(err, errTopology) && chosen && d.op.topologyFailures+1 >= maxTopologyFailures:
+	case errors.Is(err, errTopology) && chosen && d.call.Payload.topologyFailures+1 >= maxTopologyFailures:
 		return step{action: doReschedule, reason: "NoTopologyForLong", err: err}
 	case err != nil:
 		return step{action: doFail, reason: "CannotRequest", err: err}
@@ -305,21 +313,23 @@ func (d decision) decideRequest(reason string) step {
 	if d.refs != nil {
 		next.source = d.refs.source
 	}
-	if d.op.stage != pending {
+	if d.call.State.InProgress() {
 		return step{action: doPrepareAgain, reason: reason, next: next}
 	}
-	return d.begin(reason, next)
-}
-
-func (d decision) begin(reason string, next operation) step {
 	if d.stale && !d.live {
 		return step{action: doReadClaim, reason: reason}
 	}
+	return d.begin(intent.Plan, reason, next)
+}
+
+// begin returns the step that takes up a request: a new one, or that of an earlier process.
+func (d decision) begin(event intent.Event, reason string, next operation) step {
 	next.began = d.race.began
+	st := step{action: doBegin, reason: reason, event: event, next: next}
 	if next.source != nil {
-		return step{action: doProtectSource, reason: reason, next: next}
+		st.action = doProtectSource
 	}
-	return step{action: doBegin, reason: reason, next: next}
+	return st
 }
 
 // waits reports whether a claim waits for its volume, or for the result of a call.

@@ -27,6 +27,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/topology"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -77,35 +78,50 @@ func late(c *storagev1.StorageClass) {
 	c.VolumeBindingMode = ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)
 }
 
-// testOperation returns an operation of testClaim in a stage, with called as it is there.
-func testOperation(s stage, change func(*operation)) operation {
+// testCall returns a call for testClaim in a state.
+func testCall(s intent.State, change func(*call)) call {
 	d := testDriver(nil)
 	request, p, err := d.prepare(testClaim(nil), testClass(nil), "", nil, nil)
 	if err != nil {
 		panic(err)
 	}
-	o := operation{stage: s, claim: testClaim(nil), classUID: testClass(nil).UID, request: request, plan: p, called: s != requested,
-		recordID: recordID}
+	c := call{State: s, Args: recordID, Payload: operation{
+		claim: testClaim(nil), classUID: testClass(nil).UID, request: request, plan: p,
+	}}
 	if change != nil {
-		change(&o)
+		change(&c)
 	}
-	return o
+	return c
 }
+
+// ended returns a call without a volume.
+func ended(id string) call { return call{State: intent.Settled, Args: id} }
+
+// savedCall returns a call whose PersistentVolume is saved.
+func savedCall(pvDeleted bool) call {
+	return call{State: intent.Settled, Payload: operation{saved: true, pvDeleted: pvDeleted}}
+}
+
+// infeasibleUntil returns a settled claim whose request the driver has called invalid.
+func infeasibleUntil(i infeasible) call { return call{Payload: operation{infeasible: &i}} }
+
+// remembers returns a claim without a call.
+func remembers(o operation) call { return call{Payload: o} }
 
 func protected(pvc *corev1.PersistentVolumeClaim) {
 	pvc.Finalizers = []string{kube.ProvisioningFinalizer}
 }
 
-const recordID = "process-1" // of testOperation
+const recordID = "process-1" // of testCall
 
-func ofAnother(o *operation) { o.recordID = "process-2" }
+func ofAnother(c *call) { c.Args = "process-2" }
 
 // ofEarlier continues the request of an earlier process with an ID of its own.
-func ofEarlier(o *operation) { o.recordID, o.called, o.inherited = "process-2", true, true }
+func ofEarlier(c *call) { c.Args, c.Resumed, c.Payload.resumed = "process-2", true, ptr.To(recordID) }
 
-// recorded protects a claim and records the request of testOperation.
+// recorded protects a claim and records the request of testCall.
 func recorded(pvc *corev1.PersistentVolumeClaim) {
-	change, err := testOperation(requested, nil).protection(testDriver(nil).name, pvc)
+	change, err := testCall(intent.Planned, nil).Payload.protection(testDriver(nil).name, recordID, pvc)
 	if err != nil {
 		panic(err)
 	}
@@ -153,9 +169,9 @@ func TestDecide(t *testing.T) {
 	onNodeZero := func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }
 	recreated := func(c *storagev1.StorageClass) { c.UID = "class-2" }
 	protectionOff := func(d *driver) { d.ProvisioningProtection = ProtectionOff }
-	withSecret := func(o *operation) {
-		o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"}
-		o.request.Secrets = map[string]string{}
+	withSecret := func(c *call) {
+		c.Payload.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"}
+		c.Payload.request.Secrets = map[string]string{}
 	}
 	snapshotX := func(change func(*resolvedRefs)) *resolvedRefs {
 		f := &resolvedRefs{source: &volumerules.Source{Kind: kube.KindSnapshot, Namespace: "ns", Name: "x"},
@@ -170,7 +186,7 @@ func TestDecide(t *testing.T) {
 		claim  *corev1.PersistentVolumeClaim
 		class  *storagev1.StorageClass
 		volume *corev1.PersistentVolume
-		op     operation
+		call   call
 		refs   *resolvedRefs
 		reads  reads
 		stale  bool
@@ -186,7 +202,7 @@ func TestDecide(t *testing.T) {
 		},
 		"its volume exists": {claim: testClaim(nil), class: testClass(nil), volume: ourVolume(), want: doNothing, reason: "PVExists"},
 		"its volume was saved and is not in the cache": {
-			claim: testClaim(nil), class: testClass(nil), op: operation{stage: pvCreated}, want: doNothing, reason: "PVCreated",
+			claim: testClaim(nil), class: testClass(nil), call: savedCall(false), want: doNothing, reason: "PVCreated",
 		},
 		"the name of its volume is taken": {
 			claim: testClaim(nil), class: testClass(nil), volume: foreign, want: doFail, reason: "NameTaken",
@@ -230,7 +246,7 @@ func TestDecide(t *testing.T) {
 			want:  doFail, reason: "CannotRequest", err: errTopology},
 		"no topology on the chosen node, for the fifth time": {driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero),
 			class: testClass(func(c *storagev1.StorageClass) { late(c); c.AllowedTopologies = allow(in("zone", "b")) }),
-			op:    operation{topologyFailures: 4},
+			call:  remembers(operation{topologyFailures: 4}),
 			want:  doReschedule, reason: "NoTopologyForLong", err: errTopology},
 		"a selector, even an empty one": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} }), class: testClass(nil),
@@ -249,7 +265,7 @@ func TestDecide(t *testing.T) {
 		"no topology for long, with the alpha annotation": {driver: func(d *driver) { d.topology = true },
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[kube.AnnSelectedNodeAlpha] = "node-0" }),
 			class: testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = allow(in("zone", "b")) }),
-			op:    operation{topologyFailures: 4},
+			call:  remembers(operation{topologyFailures: 4}),
 			want:  doFail, reason: "CannotRequest", err: errTopology},
 
 		"data from a snapshot": {
@@ -273,7 +289,7 @@ func TestDecide(t *testing.T) {
 			reason: "CannotRequest",
 		},
 		"a source is not looked up for a driver that called it invalid": {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "", "class-1", "1", 1_500_000_000, ""}}, want: doWait,
+			call: infeasibleUntil(infeasible{now.Add(time.Second), "", "class-1", "1", 1_500_000_000, ""}), want: doWait,
 			reason: "Infeasible"},
 		"data from a snapshot of another group": {
 			driver: can,
@@ -330,214 +346,215 @@ func TestDecide(t *testing.T) {
 
 		"called invalid a moment ago": {
 			claim: testClaim(nil), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "", "class-1", "1", 1_500_000_000, ""}}, want: doWait,
+			call: infeasibleUntil(infeasible{now.Add(time.Second), "", "class-1", "1", 1_500_000_000, ""}), want: doWait,
 			reason: "Infeasible",
 		},
 		"called invalid long ago": {
 			claim: testClaim(nil), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now, "", "class-1", "1", 1_500_000_000, ""}}, want: doBegin, reason: "Wanted",
+			call: infeasibleUntil(infeasible{now, "", "class-1", "1", 1_500_000_000, ""}), want: doBegin, reason: "Wanted",
 		},
 		"called invalid, and the class is another": {
 			claim: testClaim(nil), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "", "class-0", "1", 1_500_000_000, ""}}, want: doBegin,
+			call: infeasibleUntil(infeasible{now.Add(time.Second), "", "class-0", "1", 1_500_000_000, ""}), want: doBegin,
 			reason: "Wanted",
 		},
 		"called invalid, and the class has changed": {
 			claim: testClaim(nil), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "", "class-1", "0", 1_500_000_000, ""}}, want: doBegin,
+			call: infeasibleUntil(infeasible{now.Add(time.Second), "", "class-1", "0", 1_500_000_000, ""}), want: doBegin,
 			reason: "Wanted",
 		},
 		"called invalid, and the attributes have changed": {
 			driver: can, claim: attributes("gold"), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "", "class-1", "1", 1_500_000_000, ""}}, want: doReadReferences,
+			call: infeasibleUntil(infeasible{now.Add(time.Second), "", "class-1", "1", 1_500_000_000, ""}), want: doReadReferences,
 			reason: "Wanted",
 		},
 		"called invalid, and the size has changed": {
 			claim: testClaim(nil), class: testClass(nil),
-			op: operation{infeasible: &infeasible{now.Add(time.Second), "", "class-1", "1", 1, ""}}, want: doBegin, reason: "Wanted",
+			call: infeasibleUntil(infeasible{now.Add(time.Second), "", "class-1", "1", 1, ""}), want: doBegin, reason: "Wanted",
 		},
 
 		"called invalid for a node, and another one is selected": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "n2" }),
-			class: testClass(nil), op: operation{infeasible: &infeasible{now.Add(time.Second), "n1", "class-1", "1", 1_500_000_000, ""}},
+			class: testClass(nil), call: infeasibleUntil(infeasible{now.Add(time.Second), "n1", "class-1", "1", 1_500_000_000, ""}),
 			want: doBegin, reason: "Wanted",
 		},
 		"asked for": {
-			claim: testClaim(nil), class: testClass(nil), op: testOperation(requested, nil), want: doCreateVolume, reason: "Requested",
+			claim: testClaim(nil), class: testClass(nil), call: testCall(intent.Planned, nil), want: doCreateVolume, reason: "Planned",
 		},
 		"asked for, with protection always": {
 			driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(nil),
-			op: testOperation(requested, nil), want: doProtect, reason: "BeforeFirstCall",
+			call: testCall(intent.Planned, nil), want: doProtect, reason: "Planned",
 		},
 		"indeterminate": {
-			claim: testClaim(nil), op: testOperation(indeterminate, nil), want: doProtect, reason: "Indeterminate",
+			claim: testClaim(nil), call: testCall(intent.Unknown, nil), want: doProtect, reason: "Unknown",
 		},
 		"indeterminate, with protection off": {
 			driver: func(d *driver) { d.ProvisioningProtection = ProtectionOff }, claim: testClaim(nil),
-			op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+			call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
 		},
 		"indeterminate and protected": {
-			claim: testClaim(protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+			claim: testClaim(protected), call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
 		},
 		"indeterminate, the claim was deleted": {
-			op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+			call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
 		},
 		"indeterminate, the claim is being deleted": {
-			claim: testClaim(deleting), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+			claim: testClaim(deleting), call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
 		},
 		"indeterminate, the claim became another driver's": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations = nil; protected(c) }),
-			op:    testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+			call:  testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
 		},
 		"indeterminate, the class was deleted": {
-			claim: testClaim(protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+			claim: testClaim(protected), call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
 		},
 		"indeterminate, the claim was bound to something else": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }),
-			op:    testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+			call:  testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
 		},
 		"a secret to be read": {
 			claim: testClaim(nil),
-			op:    testOperation(requested, func(o *operation) { o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} }),
+			call:  testCall(intent.Planned, func(c *call) { c.Payload.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} }),
 			want:  doReadSecrets, reason: "SecretsNeeded",
 		},
-		"an empty secret that was read": {claim: testClaim(nil), op: testOperation(requested, func(o *operation) {
-			o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"}
-			o.request.Secrets = map[string]string{}
-		}), want: doCreateVolume, reason: "Requested"},
+		"an empty secret that was read": {claim: testClaim(nil), call: testCall(intent.Planned, func(c *call) {
+			c.Payload.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"}
+			c.Payload.request.Secrets = map[string]string{}
+		}), want: doCreateVolume, reason: "Planned"},
 		"made and not saved": {
-			claim: testClaim(nil), op: testOperation(created, func(o *operation) { o.pv = ourVolume() }), want: doCreatePV,
+			claim: testClaim(nil), call: testCall(intent.Answered, func(c *call) { c.Payload.pv = ourVolume() }), want: doCreatePV,
 			reason: "VolumeCreated",
 		},
 		"made and not saved, the claim was deleted": {
-			op: testOperation(created, func(o *operation) { o.pv = ourVolume() }), want: doCreatePV, reason: "VolumeCreated",
+			call: testCall(intent.Answered, func(c *call) { c.Payload.pv = ourVolume() }), want: doCreatePV, reason: "VolumeCreated",
 		},
 		"made and of no use": {
-			claim: testClaim(protected), op: testOperation(rejected, nil),
+			claim: testClaim(protected), call: testCall(intent.Undoing, nil),
 			reads: reads{owner: ptr.To("")}, want: doDeleteRejected, reason: "Rejected",
 		},
 		"rejected, the owner is unknown": {
-			claim: testClaim(protected), op: testOperation(rejected, nil), want: doFindOwner, reason: "Rejected",
+			claim: testClaim(protected), call: testCall(intent.Undoing, nil), want: doFindOwner, reason: "Rejected",
 		},
 		"rejected, and the volume of another claim": {
-			claim: testClaim(protected), op: testOperation(rejected, func(o *operation) { o.rejectReason = errUnusable }),
+			claim: testClaim(protected), call: testCall(intent.Undoing, func(c *call) { c.Payload.rejectReason = errUnusable }),
 			reads: reads{owner: ptr.To("claim ns/x")}, want: doKeepRejected, reason: "OwnedByOther", err: errUnusable,
 		},
 		"rejected, not protected yet": {
-			claim: testClaim(nil), op: testOperation(rejected, nil), want: doProtect, reason: "Rejected",
+			claim: testClaim(nil), call: testCall(intent.Undoing, nil), want: doProtect, reason: "Undoing",
 		},
 		"rejected in this sync": {
-			claim: testClaim(protected), op: testOperation(rejected, nil), reads: reads{failure: &failure{err: errFull}}, want: doBackOff,
+			claim: testClaim(protected), call: testCall(intent.Undoing, nil), reads: reads{failure: &failure{err: errFull}},
+			want:   doBackOff,
 			reason: "CallFailed", err: errFull,
 		},
 		"indeterminate in this sync": {
-			claim: testClaim(nil), op: testOperation(indeterminate, nil), reads: reads{failure: &failure{err: errFull}}, want: doProtect,
-			reason: "Indeterminate",
+			claim: testClaim(nil), call: testCall(intent.Unknown, nil), reads: reads{failure: &failure{err: errFull}}, want: doProtect,
+			reason: "Unknown",
 		},
 		"indeterminate in this sync, and protected": {
-			claim: testClaim(protected), op: testOperation(indeterminate, nil), reads: reads{failure: &failure{err: errFull}},
+			claim: testClaim(protected), call: testCall(intent.Unknown, nil), reads: reads{failure: &failure{err: errFull}},
 			want: doBackOff, reason: "CallFailed", err: errFull,
 		},
 		"called by a sync that panicked": {
-			op: testOperation(requested, func(o *operation) { o.called = true }), want: doCreateVolume, reason: "Indeterminate",
+			call: testCall(intent.Sent, nil), want: doCreateVolume, reason: "Sent",
 		},
 		"called by a sync that panicked, not protected": {
-			claim: testClaim(nil), op: testOperation(requested, func(o *operation) { o.called = true }), want: doProtect,
-			reason: "Indeterminate",
+			claim: testClaim(nil), call: testCall(intent.Sent, nil), want: doProtect,
+			reason: "Sent",
 		},
 		"resumed from the record of an earlier process": {
-			claim: testClaim(recorded), op: testOperation(requested, ofEarlier), want: doProtect, reason: "Resumed",
+			claim: testClaim(recorded), call: testCall(intent.Unknown, ofEarlier), want: doProtect, reason: "Unknown",
 		},
 		"resumed, and the record cannot be written": {
-			claim: testClaim(recorded), op: testOperation(requested, func(o *operation) { ofEarlier(o); o.recordFailed = true }),
-			want: doCreateVolume, reason: "Indeterminate",
+			claim: testClaim(recorded), call: testCall(intent.Unknown, func(c *call) { ofEarlier(c); c.Refused = true }),
+			want: doCreateVolume, reason: "Unknown",
 		},
 		"final error in this sync, the record is that of an earlier process": {
-			claim: testClaim(recorded), class: testClass(nil), op: operation{finalResult: true, recordID: "process-1-2"},
+			claim: testClaim(recorded), class: testClass(nil), call: ended("process-1-2"),
 			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull,
 		},
 		"final error in this sync": {
-			claim: testClaim(nil), class: testClass(nil), op: operation{finalResult: true},
+			claim: testClaim(nil), class: testClass(nil), call: ended(""),
 			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull,
 		},
 		"final error in this sync, still protected": {
-			claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true},
-			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doUnprotect, reason: "FinalResult",
+			claim: testClaim(protected), class: testClass(nil), call: ended(""),
+			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doUnprotect, reason: "Settled",
 		},
 		"final error in this sync, the claim was deleted": {
-			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull}}, want: doForget, reason: "ClaimDeleted",
+			call: ended(""), reads: reads{failure: &failure{err: errFull}}, want: doForget, reason: "ClaimDeleted",
 		},
 		"exhausted on the selected node": {
 			driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero), class: testClass(late),
-			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doReschedule,
+			call: ended(""), reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doReschedule,
 			reason: "ResourceExhausted",
 		},
 		"exhausted on a node selected before": {
 			driver: func(d *driver) { d.topology = true }, claim: testClaim(onNodeZero), class: testClass(late),
-			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-1"}}, want: doBackOff,
+			call: ended(""), reads: reads{failure: &failure{err: errFull, node: "node-1"}}, want: doBackOff,
 			reason: "CallFailed", err: errFull,
 		},
 		"exhausted and rescheduled": {
 			driver: func(d *driver) { d.topology = true }, claim: testClaim(nil), class: testClass(late),
-			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doForget,
+			call: ended(""), reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doForget,
 			reason: "WaitsForPod",
 		},
 		"exhausted on the node of the alpha annotation": {
 			driver: func(d *driver) { d.topology = true }, claim: testClaim(alpha), class: testClass(nil),
-			op: operation{finalResult: true}, reads: reads{failure: &failure{err: errFull, node: "node-9"}},
+			call: ended(""), reads: reads{failure: &failure{err: errFull, node: "node-9"}},
 			want: doBackOff, reason: "CallFailed", err: errFull,
 		},
 		"exhausted, a driver without topology": {
-			claim: testClaim(onNodeZero), class: testClass(late), op: operation{finalResult: true},
+			claim: testClaim(onNodeZero), class: testClass(late), call: ended(""),
 			reads: reads{failure: &failure{err: errFull, node: "node-0"}}, want: doBackOff, reason: "CallFailed", err: errFull,
 		},
 		"secrets are read again before a retry": {
-			claim: testClaim(protected), op: testOperation(indeterminate, withSecret), want: doReadSecrets, reason: "SecretsNeeded",
+			claim: testClaim(protected), call: testCall(intent.Unknown, withSecret), want: doReadSecrets, reason: "SecretsNeeded",
 		},
 		"secrets were read again before a retry": {
-			claim: testClaim(protected), op: testOperation(indeterminate, withSecret), reads: reads{freshSecrets: true},
-			want: doCreateVolume, reason: "Indeterminate",
+			claim: testClaim(protected), call: testCall(intent.Unknown, withSecret), reads: reads{freshSecrets: true},
+			want: doCreateVolume, reason: "Unknown",
 		},
 		"indeterminate, the class was recreated": {
-			claim: testClaim(protected), class: testClass(recreated), op: testOperation(indeterminate, nil), want: doCreateVolume,
-			reason: "Indeterminate",
+			claim: testClaim(protected), class: testClass(recreated), call: testCall(intent.Unknown, nil), want: doCreateVolume,
+			reason: "Unknown",
 		},
 		"indeterminate, the class was recreated, protection off": {
-			driver: protectionOff, claim: testClaim(nil), class: testClass(recreated), op: testOperation(indeterminate, nil),
+			driver: protectionOff, claim: testClaim(nil), class: testClass(recreated), call: testCall(intent.Unknown, nil),
 			want: doPrepareAgain, reason: "ClassRecreated",
 		},
 		"recreated with a defect, protection off": {driver: protectionOff, claim: testClaim(nil),
 			class: testClass(func(c *storagev1.StorageClass) {
 				recreated(c)
 				c.Parameters = map[string]string{volumerules.ParameterPrefix + "secret-name": "x"}
-			}), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate"},
+			}), call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown"},
 		"recreated, the claim is protected since an earlier process, protection off": {
-			driver: protectionOff, claim: testClaim(protected), class: testClass(recreated), op: testOperation(indeterminate, nil),
-			want: doCreateVolume, reason: "Indeterminate",
+			driver: protectionOff, claim: testClaim(protected), class: testClass(recreated), call: testCall(intent.Unknown, nil),
+			want: doCreateVolume, reason: "Unknown",
 		},
 		"recreated for another driver, protection off": {
 			driver: protectionOff, claim: testClaim(nil),
 			class: testClass(func(c *storagev1.StorageClass) { recreated(c); c.Provisioner = "other" }),
-			op:    testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+			call:  testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
 		},
 		"recreated, no node is selected, protection off": {
 			driver: protectionOff, claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) { recreated(c); late(c) }),
-			op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+			call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
 		},
 		"recreated, the claim is deleted, protection off": {
-			driver: protectionOff, claim: testClaim(deleting), class: testClass(recreated), op: testOperation(indeterminate, nil),
-			want: doCreateVolume, reason: "Indeterminate",
+			driver: protectionOff, claim: testClaim(deleting), class: testClass(recreated), call: testCall(intent.Unknown, nil),
+			want: doCreateVolume, reason: "Unknown",
 		},
 		"recreated and prepared again, protection off": {
 			driver: protectionOff, claim: testClaim(nil), class: testClass(recreated),
-			op: testOperation(indeterminate, func(o *operation) { o.classUID = "class-2" }), want: doCreateVolume, reason: "Indeterminate",
+			call: testCall(intent.Unknown, func(c *call) { c.Payload.classUID = "class-2" }), want: doCreateVolume, reason: "Unknown",
 		},
 		"saved and still protected": {
-			claim: testClaim(protected), class: testClass(nil), op: operation{stage: pvCreated}, want: doUnprotect, reason: "PVCreated",
+			claim: testClaim(protected), class: testClass(nil), call: savedCall(false), want: doUnprotect, reason: "Settled",
 		},
 		"bound to its volume and still protected": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "pvc-" + uid; protected(c) }), want: doUnprotect,
-			reason: "FinalResult",
+			reason: "Idle",
 		},
 		"bound to another volume, and the outcome of its own is unknown": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x"; protected(c) }), class: testClass(nil),
@@ -545,74 +562,79 @@ func TestDecide(t *testing.T) {
 		},
 		"recorded before the first call": {
 			driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways }, claim: testClaim(recorded),
-			op:   testOperation(requested, nil),
-			want: doCreateVolume, reason: "Requested",
+			call: testCall(intent.Planned, nil),
+			want: doCreateVolume, reason: "Planned",
 		},
 		"not asked for yet, and an earlier process has recorded a request": {
-			claim: testClaim(recorded), op: testOperation(requested, ofAnother), want: doAbandon, reason: "RecordFound",
+			claim: testClaim(recorded), call: testCall(intent.Planned, ofAnother), want: doAbandon, reason: "RecordFound",
 		},
 		"not asked for yet, recorded by an earlier process and deleted": {
-			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { recorded(c); deleting(c) }), op: testOperation(requested, nil),
-			want: doAbandon, reason: "ClaimDeletedOrBound",
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { recorded(c); deleting(c) }), call: testCall(intent.Planned, nil),
+			want: doAbandon, reason: "Planned",
 		},
 		"not asked for yet, and the claim was deleted": {
-			op: testOperation(requested, nil), want: doAbandon, reason: "ClaimDeletedOrBound",
+			call: testCall(intent.Planned, nil), want: doAbandon, reason: "Planned",
 		},
 		"not asked for yet, and the claim is being deleted": {
-			claim: testClaim(deleting), op: testOperation(requested, nil), want: doAbandon, reason: "ClaimDeletedOrBound",
+			claim: testClaim(deleting), call: testCall(intent.Planned, nil), want: doAbandon, reason: "Planned",
 		},
 		"not asked for yet, and the claim was bound": {
-			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x" }), op: testOperation(requested, nil),
-			want: doAbandon, reason: "ClaimDeletedOrBound",
+			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "x" }), call: testCall(intent.Planned, nil),
+			want: doAbandon, reason: "Planned",
 		},
 		"asked for, and an earlier volume is being deleted": {
-			claim: testClaim(protected), volume: releasedVolume(), op: testOperation(indeterminate, nil), want: doWait,
+			claim: testClaim(protected), volume: releasedVolume(), call: testCall(intent.Unknown, nil), want: doWait,
 			reason: "EarlierPVIsDeleted",
 		},
 		"asked for, and the claim was deleted": {
-			op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+			call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
 		},
 		"indeterminate, and it cannot be recorded": {
-			claim: testClaim(nil), op: testOperation(indeterminate, func(o *operation) { o.recordFailed = true }), want: doCreateVolume,
-			reason: "Indeterminate",
+			claim: testClaim(nil), call: testCall(intent.Unknown, func(c *call) { c.Refused = true }), want: doCreateVolume,
+			reason: "Unknown",
 		},
 		"a secret is read before the claim is protected": {driver: func(d *driver) { d.ProvisioningProtection = ProtectionAlways },
 			claim: testClaim(nil),
-			op:    testOperation(requested, func(o *operation) { o.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} }),
+			call:  testCall(intent.Planned, func(c *call) { c.Payload.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"} }),
 			want:  doReadSecrets, reason: "SecretsNeeded"},
 		"saved, and the PersistentVolume was deleted": {
-			claim: testClaim(nil), class: testClass(nil), op: operation{stage: pvCreated, pvDeleted: true}, want: doRefetchClaim,
+			claim: testClaim(nil), class: testClass(nil), call: savedCall(true), want: doRefetchClaim,
 			reason: "PVDeleted",
 		},
 		"saved by an earlier process, and the PersistentVolume was deleted": {
-			claim: testClaim(nil), class: testClass(nil), op: operation{pvDeleted: true}, want: doRefetchClaim, reason: "PVDeleted",
+			claim: testClaim(nil), class: testClass(nil), call: remembers(operation{pvDeleted: true}),
+			want: doRefetchClaim, reason: "PVDeleted",
 		},
 		"created, and the PersistentVolume of an earlier attempt was deleted": {
-			claim: testClaim(nil), op: testOperation(created, func(o *operation) { o.pvDeleted = true }), want: doCreatePV,
+			claim: testClaim(nil), call: testCall(intent.Answered, func(c *call) { c.Payload.pvDeleted = true }), want: doCreatePV,
 			reason: "VolumeCreated",
 		},
 		"created, and the PersistentVolume was deleted before the response to its creation": {
-			claim: testClaim(nil), op: testOperation(created, func(o *operation) { o.pvMayExist, o.pvDeleted = true, true }),
+			claim: testClaim(nil), call: testCall(intent.Answered, func(c *call) {
+				c.Payload.pvMayExist, c.Payload.pvDeleted = true,
+					true
+			}),
 			want: doRepeat, reason: "PVDeleted",
 		},
 		"created, and the PersistentVolume was not": {
-			claim: testClaim(nil), op: testOperation(created, nil), reads: reads{failure: &failure{err: errFull}}, want: doProtect,
-			reason: "PVNotSaved",
+			claim: testClaim(nil), call: testCall(intent.Answered, nil), reads: reads{failure: &failure{err: errFull}}, want: doProtect,
+			reason: "Answered",
 		},
 		"created and recorded, and the PersistentVolume was not": {
-			claim: testClaim(protected), op: testOperation(created, nil), reads: reads{failure: &failure{err: errFull}}, want: doBackOff,
+			claim: testClaim(protected), call: testCall(intent.Answered, nil), reads: reads{failure: &failure{err: errFull}},
+			want:   doBackOff,
 			reason: "CallFailed",
 		},
 		"failed for good and still protected": {
-			claim: testClaim(protected), class: testClass(nil), op: operation{finalResult: true}, want: doUnprotect, reason: "FinalResult",
+			claim: testClaim(protected), class: testClass(nil), call: ended(""), want: doUnprotect, reason: "Settled",
 		},
 		"failed for good, and an earlier process has recorded another request": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { recorded(c); deleting(c) }), class: testClass(nil),
-			op: operation{finalResult: true, recordID: "other"}, want: doBegin, reason: "RecordFound",
+			call: ended("other"), want: doBegin, reason: "RecordFound",
 		},
 		"failed for good, and the record is still on the claim": {
-			claim: testClaim(recorded), class: testClass(nil), op: operation{finalResult: true, recordID: recordID},
-			want: doUnprotect, reason: "FinalResult",
+			claim: testClaim(recorded), class: testClass(nil), call: ended(recordID),
+			want: doUnprotect, reason: "Settled",
 		},
 		"recorded by the process of another driver": {
 			driver: func(d *driver) { d.name = "other" }, claim: testClaim(recorded), volume: ourVolume(), want: doFail,
@@ -636,7 +658,7 @@ func TestDecide(t *testing.T) {
 			reason: "RecordFound",
 		},
 		"recorded by the process of another driver, and its volume was saved": {
-			driver: func(d *driver) { d.name = "other" }, claim: testClaim(recorded), op: operation{stage: pvCreated}, want: doNothing,
+			driver: func(d *driver) { d.name = "other" }, claim: testClaim(recorded), call: savedCall(false), want: doNothing,
 			reason: "PVCreated",
 		},
 		"recorded, and the class was deleted": {claim: testClaim(protected), want: doFail, reason: "ClassDeleted"},
@@ -677,19 +699,19 @@ func TestDecide(t *testing.T) {
 			want: doBegin, reason: "RecordFound",
 		},
 		"indeterminate, a populator took over": {
-			claim: from("Hello", protected), op: testOperation(indeterminate, nil), want: doCreateVolume, reason: "Indeterminate",
+			claim: from("Hello", protected), call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
 		},
 		"failed for good, and the source was deleted": {
-			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), op: operation{finalResult: true},
-			want: doUnprotect, reason: "FinalResult",
+			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), call: ended(""),
+			want: doUnprotect, reason: "Settled",
 		},
 		"recorded, and its volume was saved after all": {
-			claim: testClaim(protected), class: testClass(nil), volume: ourVolume(), want: doUnprotect, reason: "FinalResult",
+			claim: testClaim(protected), class: testClass(nil), volume: ourVolume(), want: doUnprotect, reason: "Idle",
 		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := claimState{claim: tt.claim, class: tt.class, volume: tt.volume, op: tt.op, reads: tt.reads, known: zones,
+			s := claimState{claim: tt.claim, class: tt.class, volume: tt.volume, call: tt.call, reads: tt.reads, known: zones,
 				now: now, stale: tt.stale}
 			if tt.refs != nil {
 				s.refs = tt.refs
@@ -876,7 +898,7 @@ func TestResume(t *testing.T) {
 		t.Fatal(first)
 	}
 	first.next.request.Secrets = map[string]string{"password": "hunter2"}
-	change, err := first.next.protection(d.name, claim)
+	change, err := first.next.protection(d.name, recordID, claim)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -898,7 +920,7 @@ func TestResume(t *testing.T) {
 		t.Fatal(err)
 	}
 	first.next.request.Secrets = nil
-	if resumed.request.String() != first.next.request.String() || !resumed.called || resumed.plan.SelectedNode != "node-1" {
+	if resumed.request.String() != first.next.request.String() || resumed.resumed == nil || resumed.plan.SelectedNode != "node-1" {
 		t.Errorf("got %v, want %v", resumed.request, first.next.request)
 	}
 	upgraded := testDriver(func(d *driver) { d.topology, d.singleNodeMultiWriter = true, true })
@@ -961,7 +983,7 @@ func TestResume(t *testing.T) {
 
 // TestRecordOfManyNodes has a note that fits into an annotation, with a topology per node.
 func TestRecordOfManyNodes(t *testing.T) {
-	a := testOperation(requested, nil)
+	a := testCall(intent.Planned, nil).Payload
 	a.request.AccessibilityRequirements = &csi.TopologyRequirement{}
 	for i := range 5000 {
 		topology := &csi.Topology{
@@ -971,7 +993,7 @@ func TestRecordOfManyNodes(t *testing.T) {
 	}
 	r := a.request.AccessibilityRequirements
 	r.Preferred = append(append(r.Preferred, r.Requisite[1234:]...), r.Requisite[:1234]...)
-	change, err := a.protection("drv.example.com", testClaim(nil))
+	change, err := a.protection("drv.example.com", recordID, testClaim(nil))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,31 +22,15 @@
 //
 // # Claims
 //
-// The volume of a claim passes through these stages. Each line is a transition of the
-// [operation] of the claim; the process may exit before and after each of them.
+// CreateVolume follows the rules of package intent. Its record is the finalizer and the annotation, which has an ID, a hash of the
+// request and its topology. Until the record has been written again, the record of an earlier process has another ID. Logs and
+// /statusz name the states pending (Idle, Settled), requested (Planned, Sent), indeterminate (Unknown), created (Answered), rejected
+// (Undoing) and pvCreated (Settled, and the PersistentVolume is saved).
 //
-//	pending       ─ begin ───────────► requested      a CreateVolume request is prepared
-//	pending       ─ resume ──────────► indeterminate  an earlier process recorded a request on the claim
-//	requested     ─ outcomeUnknown ──► indeterminate  CreateVolume returned no definite result
-//	requested     ─ volumeCreated ───► created        CreateVolume returned a volume
-//	indeterminate ─ volumeCreated ───► created
-//	requested     ─ volumeRejected ──► rejected       CreateVolume returned a volume that cannot be used
-//	indeterminate ─ volumeRejected ──► rejected
-//	created       ─ pvSaved ─────────► pvCreated      the PersistentVolume is created
-//	created       ─ outcomeUnknown ──► indeterminate  a PersistentVolume of the claim is deleted, or being deleted
-//	created       ─ volumeRejected ──► rejected       a PersistentVolume of that name has another volume
-//	requested     ─ noVolume ────────► pending        no volume exists and none will: final error, or never called
-//	indeterminate ─ noVolume ────────► pending        final error
-//	created       ─ noVolume ────────► pending        the volume belongs to another object, or was deleted with this one
-//	rejected      ─ noVolume ────────► pending        the volume is deleted again
-//	pvCreated     ─ unbound ─────────► pending        the PersistentVolume was deleted before the claim was bound
-//
-// An indeterminate request is repeated with equal arguments until the driver returns a
-// definite result; only the values of its secret are read again. With
+// Only the values of the secret of an indeterminate request are read again. With
 // --provisioning-protection=off it is prepared again if the StorageClass was recreated.
 //
-// A claim that is bound or deleted is forgotten in the stages pending and pvCreated, and
-// in no other.
+// A claim that is bound or deleted is forgotten unless its call is in progress.
 //
 // # PersistentVolumes
 //

@@ -10,7 +10,7 @@ import storagehelpers "k8s.io/component-helpers/storage/volume"
 func (l *claimLoop) groupOf(key claimKey) string {
 	claim, ok := l.c.claims.Get(key.Namespace + "/" + key.Name)
 	if !ok || claim.UID != key.UID {
-		return l.ops.get(key).plan.ClassName
+		return l.ops.Get(key).Payload.plan.ClassName
 	}
 	return storagehelpers.GetPersistentVolumeClaimClass(claim)
 }

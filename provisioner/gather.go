@@ -33,7 +33,7 @@ type claimState struct {
 	claim  *corev1.PersistentVolumeClaim // nil: deleted
 	class  *storagev1.StorageClass       // nil: deleted, or the claim is
 	volume *corev1.PersistentVolume      // of the name that the volume of the claim has; nil: none
-	op     operation
+	call   call
 	race   race
 	known  *topology.Aggregate
 	now    time.Time
@@ -53,6 +53,15 @@ type reads struct {
 	owner        *string       // of a rejected volume, "" for none; nil: not read yet
 	ownerRead    election.Moment
 	failure      *failure // of a call in this sync
+	unlock       func()   // releases the source of a request that is taken up in this step; nil: none
+}
+
+// release releases the source, if its lock is held.
+func (r *reads) release() {
+	if r.unlock != nil {
+		r.unlock()
+		r.unlock = nil
+	}
 }
 
 // failure is a failed call, which the sync returns once the stage that follows from it is
@@ -63,17 +72,17 @@ type failure struct {
 }
 
 // gather reads the caches, the own writes that the caches have not observed yet, and the
-// operation of the claim.
+// CreateVolume of the claim.
 //
 // It does not ask the API server whether the claim still exists before its first
 // CreateVolume: that would be a read per volume. The claim and its PersistentVolume are read only if the cache may lack what
 // an earlier leader has written to them.
-// The operation is kept in stage pvCreated
+// The call is kept after the PersistentVolume is saved
 // until the watch has shown the claim bound or deleted, so that no state of the cache leads
 // to a second volume. A claim that was deleted meanwhile leads to a PersistentVolume that
 // is released at once.
 func (l *claimLoop) gather(key claimKey) claimState {
-	s := claimState{op: l.ops.get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now()}
+	s := claimState{call: l.ops.Get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now()}
 	s.complete = l.volumes.Complete()
 	s.volume, _ = l.volumes.Get(l.c.driver.volumeName(key.UID))
 	claim, fresh, ok := l.claims.Fresh(key.Namespace + "/" + key.Name)

@@ -12,34 +12,18 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// decideIndeterminate returns the step that repeats the call. Neither the state of the claim nor its deletion
-// changes the request.
-func (d decision) decideIndeterminate() step {
-	switch {
-	case d.mustRecord():
-		return step{action: doProtect, reason: "Indeterminate"}
-	case d.op.inherited && !d.op.recordFailed && d.claim != nil && isProtected(d.claim) && !d.op.recordedOn(d.claim):
-		return step{action: doProtect, reason: "Resumed"}
-	case d.failure != nil:
-		return d.backOff()
-	case d.ProvisioningProtection == ProtectionOff && d.classRecreated() && d.canRequest():
-		// As csi-provisioner does. If the new class permits no request, the first one is repeated.
-		if st := d.decideRequest("ClassRecreated"); st.action == doPrepareAgain || st.action == doReadReferences {
-			return st
-		}
+// isReplaced reports whether the request is to be prepared again from a class that was recreated. Otherwise neither the state of the
+// claim nor its deletion changes a request that was sent. The record on a protected claim is that of the first request, which must not
+// be replaced.
+func (d decision) isReplaced() bool {
+	unknown := d.call.State == intent.Sent || d.call.State == intent.Unknown
+	if d.ProvisioningProtection != ProtectionOff || !unknown || d.failure != nil || !d.classRecreated() {
+		return false
 	}
-	if st, blocked := d.beforeCall(); blocked {
-		return st
-	}
-	return step{action: doCreateVolume, reason: "Indeterminate"}
-}
-
-// canRequest reports whether the claim would be provisioned if it were new. The record on a
-// protected claim is that of the first request, which must not be replaced.
-func (d decision) canRequest() bool {
 	node := selectedNode(d.claim)
 	waitsForNode := kube.WaitsForFirstConsumer(d.class) && node == "" || d.NodeDeployment && node != d.NodeName
 	return d.claim.DeletionTimestamp == nil && !isProtected(d.claim) && d.is(d.class.Provisioner) && !waitsForNode
@@ -47,7 +31,9 @@ func (d decision) canRequest() bool {
 
 // classRecreated reports whether the class of the claim is another object than the one the
 // request was prepared from.
-func (s claimState) classRecreated() bool { return s.class != nil && s.class.UID != s.op.classUID }
+func (s claimState) classRecreated() bool {
+	return s.class != nil && s.class.UID != s.call.Payload.classUID
+}
 
 // decideResume returns the step that repeats the CreateVolume of an earlier process that exited before it knew the
 // outcome. It applies to a claim that is being deleted, too.
@@ -89,7 +75,7 @@ func (d decision) decideResume() step {
 	case err != nil:
 		return cannot("CannotResume", err, "Restore the annotation, or the objects that this PVC names")
 	}
-	return d.begin("RecordFound", next)
+	return d.begin(intent.Resume, "RecordFound", next)
 }
 
 // isReadError reports whether err means that an object could not be read, rather than that it
@@ -98,15 +84,4 @@ func isReadError(err error) bool {
 	var answer apierrors.APIStatus
 	var request *url.Error
 	return !kube.IsNotFound(err) && (errors.As(err, &answer) || errors.As(err, &request) || errors.Is(err, context.Canceled))
-}
-
-// canProtect reports whether the claim can be given the finalizer, and lacks it.
-func (d decision) canProtect() bool {
-	return d.claim != nil && d.claim.DeletionTimestamp == nil && !isProtected(d.claim)
-}
-
-// mustRecord reports whether the request must be recorded on the claim at once: a volume
-// may exist that the next leader does not know.
-func (d decision) mustRecord() bool {
-	return d.canProtect() && !d.op.recordFailed && d.ProvisioningProtection != ProtectionOff
 }

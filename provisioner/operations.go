@@ -4,92 +4,81 @@
 package provisioner
 
 import (
+	"context"
 	"errors"
-	"fmt"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
-// operations holds the operation of each claim. It is safe for use by several goroutines.
+// errBug follows a state that no input may lead to.
+var errBug = errors.New("this is a bug of storage-controller")
+
+// operations holds the CreateVolume of each claim, with indexes. It is safe for use by several goroutines.
 type operations struct {
-	// sourceReleased is called when an operation that copied a source has ended.
+	*intent.Ledger[claimKey, operation]
+	// sourceReleased is called when a call that copied a source has ended. It must not call operations.
 	sourceReleased func(*volumerules.Source)
 
-	mu      sync.Mutex
-	byClaim map[claimKey]*operation
-	copies  map[volumerules.Source]int // operations in progress by the source they copy
+	mu     sync.Mutex                 // after the lock of the ledger
+	copies map[volumerules.Source]int // calls in progress by the source they copy
 	// byHandle has the claim for which CreateVolume has returned a volume first, until a PersistentVolume names the volume, or no
 	// volume is left.
 	byHandle map[string]claimKey
 }
 
 func newOperations() *operations {
-	return &operations{sourceReleased: func(*volumerules.Source) {}, byClaim: map[claimKey]*operation{},
-		copies: map[volumerules.Source]int{}, byHandle: map[string]claimKey{}}
+	o := &operations{
+		Ledger: intent.NewLedger[claimKey, operation](func(ctx context.Context) error {
+			return election.MayCallNow(ctx, election.Moment{})
+		}),
+		sourceReleased: func(*volumerules.Source) {}, copies: map[volumerules.Source]int{}, byHandle: map[string]claimKey{},
+	}
+	o.OnChange(o.changed)
+	return o
 }
 
-// errBug follows a state that no input may lead to.
-var errBug = errors.New("this is a bug of storage-controller")
-
-// get returns a copy of the operation of a claim; the zero value if there is none.
-func (o *operations) get(key claimKey) operation {
+// changed updates the indexes.
+func (o *operations) changed(key claimKey, before, after call) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if op := o.byClaim[key]; op != nil {
-		return *op
+	if was, is := handleOf(before), handleOf(after); was != is {
+		if o.byHandle[was] == key {
+			delete(o.byHandle, was)
+		}
+		if _, held := o.byHandle[is]; is != "" && !held {
+			o.byHandle[is] = key
+		}
 	}
-	return operation{}
+	switch was, is := sourceOf(before), sourceOf(after); {
+	case was == nil && is != nil:
+		o.copies[*is]++
+	case was != nil && is == nil:
+		if o.copies[*was]--; o.copies[*was] == 0 {
+			delete(o.copies, *was)
+		}
+		o.sourceReleased(was)
+	}
 }
 
-// transition changes the operation of a claim, which it creates in stage pending if there
-// is none. An illegal transition changes nothing and is an error.
-func (o *operations) transition(key claimKey, t transition) (before, after stage, err error) {
-	if t.release != nil {
-		defer t.release()
+// handleOf returns the handle of the volume that CreateVolume has returned and no PersistentVolume names yet; "" for none.
+func handleOf(c call) string {
+	if !c.State.InProgress() || c.Payload.csiSource == nil {
+		return ""
 	}
-	before, after, released, err := o.record(key, t)
-	if released != nil {
-		o.sourceReleased(released)
-	}
-	return before, after, err
+	return c.Payload.csiSource.VolumeHandle
 }
 
-// record changes the operation, and returns the source that it has stopped copying.
-func (o *operations) record(key claimKey, t transition) (before, after stage, released *volumerules.Source, err error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	op := o.byClaim[key]
-	if op == nil {
-		op = &operation{began: time.Now()}
+// sourceOf returns the source that a call copies; nil for none.
+func sourceOf(c call) *volumerules.Source {
+	if !c.State.InProgress() {
+		return nil
 	}
-	before = op.stage
-	after, legal := transitions[t.name][before]
-	if !legal {
-		return before, before, nil, fmt.Errorf("illegal transition %q of claim %s in stage %s: %w", t.name, key, before, errBug)
-	}
-	source, handle := op.source, op.handle()
-	t.set(op)
-	op.stage = after
-	o.byClaim[key] = op
-	if now := op.handle(); now != handle {
-		o.hold(key, handle, now)
-	}
-	return before, after, o.countCopies(source, before, op), nil
-}
-
-// hold records that the volume that CreateVolume has returned for a claim has another handle than before; "": none. The caller
-// holds mu.
-func (o *operations) hold(key claimKey, before, now string) {
-	if o.byHandle[before] == key {
-		delete(o.byHandle, before)
-	}
-	if _, held := o.byHandle[now]; now != "" && !held {
-		o.byHandle[now] = key
-	}
+	return c.Payload.source
 }
 
 // holderOf returns the claim for which CreateVolume has returned the volume with this handle, without a PersistentVolume yet.
@@ -100,115 +89,71 @@ func (o *operations) holderOf(handle string) (holder claimKey, held bool) {
 	return holder, held
 }
 
-// countCopies updates the number of operations that copy a source, and returns the source
-// that an operation has stopped copying. The caller holds mu.
-func (o *operations) countCopies(source *volumerules.Source, before stage, op *operation) (released *volumerules.Source) {
-	if op.source != nil && op.stage.inProgress() && !before.inProgress() {
-		o.copies[*op.source]++
-	}
-	if source == nil || op.stage.inProgress() {
-		return nil
-	}
-	if o.copies[*source]--; o.copies[*source] == 0 {
-		delete(o.copies, *source)
-	}
-	return source
-}
-
-// forget drops the operation of a claim that is bound or deleted, unless a volume is in
-// progress at the driver.
-func (o *operations) forget(key claimKey) (inProgress bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if op := o.byClaim[key]; op != nil && op.stage.inProgress() {
-		return true
-	}
-	delete(o.byClaim, key)
-	return false
-}
-
-// announce reports whether the event Provisioning is still to be sent for a claim, and
-// records that it is.
-func (o *operations) announce(key claimKey) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	op := o.byClaim[key]
-	if op == nil || op.announced {
-		return false
-	}
-	op.announced = true
-	return true
-}
-
-// allowRetry ends the delay of a request that is infeasible, or that the driver will call so.
-func (o *operations) allowRetry(key claimKey) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if op := o.byClaim[key]; op != nil {
-		op.infeasible, op.outdated = nil, op.stage.inProgress()
-	}
-}
-
-// pvDeleted records that the PersistentVolume of a claim was deleted, and reports whether the claim must be read again.
-// exists reports whether the cache has the claim without a volume: an earlier leader may have created the PersistentVolume.
-func (o *operations) pvDeleted(key claimKey, exists bool) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	op := o.byClaim[key]
-	if op == nil && exists {
-		op = &operation{began: time.Now()}
-		o.byClaim[key] = op
-	}
-	if op == nil {
-		return false
-	}
-	// In stage created, the response to its creation has not arrived yet.
-	op.pvDeleted = op.stage == created || !op.stage.inProgress()
-	return op.pvDeleted
-}
-
-// copying returns how many operations copy a source.
+// copying returns how many calls copy a source.
 func (o *operations) copying(source volumerules.Source) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.copies[source]
 }
 
+// announce reports whether the event Provisioning is still to be sent for a claim, and
+// records that it is.
+func (o *operations) announce(key claimKey) (first bool) {
+	o.Update(key, func(_ intent.State, op *operation) { first, op.announced = !op.announced, true })
+	return first
+}
+
+// allowRetry ends the delay of a request that is infeasible, or that the driver will call so.
+func (o *operations) allowRetry(key claimKey) {
+	o.Update(key, func(s intent.State, op *operation) { op.infeasible, op.outdated = nil, s.InProgress() })
+}
+
+// pvDeleted records that the PersistentVolume of a claim was deleted, and reports whether the claim must be read again.
+// exists reports whether the cache has the claim without a volume: an earlier leader may have created the PersistentVolume.
+func (o *operations) pvDeleted(key claimKey, exists bool) (read bool) {
+	known := o.Update(key, func(s intent.State, op *operation) {
+		// Of an answered call, the response to its creation has not arrived yet.
+		read = s == intent.Answered || !s.InProgress()
+		op.pvDeleted = read
+	})
+	if !known && exists {
+		_, _, _ = o.Apply(key, change{Set: func(op *operation) { op.pvDeleted = true }}) // no event: never illegal
+		return true
+	}
+	return read
+}
+
 // takeTopologyWaiters returns the claims for which no topology was found, once each.
 func (o *operations) takeTopologyWaiters() (waiters []claimKey) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for key, op := range o.byClaim {
-		if op.awaitsTopology {
-			op.awaitsTopology = false
+	for key, c := range o.All() {
+		if c.Payload.awaitsTopology {
 			waiters = append(waiters, key)
 		}
+	}
+	for _, key := range waiters {
+		o.Update(key, func(_ intent.State, op *operation) { op.awaitsTopology = false })
 	}
 	return waiters
 }
 
 // sameVolume returns another claim whose volume has the name or the handle of the volume of rejected.
 func (o *operations) sameVolume(key claimKey, rejected operation) (other claimKey, found bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for other, op := range o.byClaim {
-		sameName := op.stage.inProgress() && op.plan.VolumeName == rejected.plan.VolumeName
-		sameHandle := op.csiSource != nil && op.csiSource.VolumeHandle == rejected.csiSource.VolumeHandle
-		if other != key && (sameName || sameHandle) {
+	for other, c := range o.All() {
+		sameName := c.State.InProgress() && c.Payload.plan.VolumeName == rejected.plan.VolumeName
+		source := c.Payload.csiSource
+		if other != key && (sameName || source != nil && source.VolumeHandle == rejected.csiSource.VolumeHandle) {
 			return other, true
 		}
 	}
 	return claimKey{}, false
 }
 
-// in returns copies of the operations in a stage.
-func (o *operations) in(s stage) map[claimKey]operation {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	found := map[claimKey]operation{}
-	for key, op := range o.byClaim {
-		if op.stage == s {
-			found[key] = *op
+// in returns the calls in a state.
+func (o *operations) in(s intent.State) map[claimKey]call {
+	found := map[claimKey]call{}
+	for key, c := range o.All() {
+		if c.State == s {
+			found[key] = c
 		}
 	}
 	return found
@@ -217,14 +162,12 @@ func (o *operations) in(s stage) map[claimKey]operation {
 // unresolved adds to indeterminateClaims the UIDs of claims whose volume may exist, and removes those whose volume exists.
 // It returns the number of volumes without a PersistentVolume.
 func (o *operations) unresolved(indeterminateClaims map[types.UID]struct{}) (unsaved int) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for key, op := range o.byClaim {
-		switch op.stage {
-		case created:
+	for key, c := range o.All() {
+		switch c.State {
+		case intent.Answered:
 			unsaved++
 			delete(indeterminateClaims, key.UID)
-		case indeterminate, rejected:
+		case intent.Unknown, intent.Undoing:
 			indeterminateClaims[key.UID] = struct{}{}
 		}
 	}

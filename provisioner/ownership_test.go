@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -71,7 +72,7 @@ func TestDecideOnANode(t *testing.T) {
 		claim  *corev1.PersistentVolumeClaim
 		class  *storagev1.StorageClass
 		race   race
-		op     operation
+		call   call
 		want   action
 		reason string
 		until  time.Time
@@ -110,7 +111,7 @@ func TestDecideOnANode(t *testing.T) {
 		"lost, to be drawn again": {claim: testClaim(nil), race: race{tries: 3}, want: doScheduleClaiming, reason: "NoOwner"},
 		"being deleted":           {claim: testClaim(deleting), race: due(now), want: doForget, reason: "ClaimDeleted"},
 		"asked for, and of another by now": {
-			claim: on("node-1"), op: testOperation(requested, nil), want: doCreateVolume, reason: "Requested",
+			claim: on("node-1"), call: testCall(intent.Planned, nil), want: doCreateVolume, reason: "Planned",
 		},
 		"recorded by another node": {
 			claim: left(`{"request":"x","selectedNode":"node-1"}`), want: doForget, reason: "OfAnotherNode",
@@ -134,8 +135,8 @@ func TestDecideOnANode(t *testing.T) {
 				tc.class = testClass(nil)
 			}
 			got := d.decide(claimState{
-				claim: tc.claim, class: tc.class, race: tc.race, op: tc.op, known: world([]string{"zone"}, map[string]string{"zone": "a"}),
-				now: now,
+				claim: tc.claim, class: tc.class, race: tc.race, call: tc.call, now: now,
+				known: world([]string{"zone"}, map[string]string{"zone": "a"}),
 			})
 			if got.action != tc.want || got.reason != tc.reason || !got.until.Equal(tc.until) {
 				t.Errorf(

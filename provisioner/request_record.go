@@ -21,6 +21,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -129,11 +130,11 @@ func fingerprint(request *csi.CreateVolumeRequest, recompute bool) (string, erro
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// protection returns the change that keeps claim until the outcome of o is known. It fails if claim is outdated and
-// another process has protected it.
-func (o operation) protection(driver string, claim *corev1.PersistentVolumeClaim) (kube.MetadataPatch, error) {
+// protection returns the change that keeps claim until the outcome of the request of o is known. id identifies the record. It fails if
+// claim is outdated and another process has protected it.
+func (o operation) protection(driver, id string, claim *corev1.PersistentVolumeClaim) (kube.MetadataPatch, error) {
 	secret := ptr.Deref(o.plan.Secrets.Provisioner, corev1.SecretReference{})
-	r := requestRecord{ID: o.recordID, Driver: driver, SelectedNode: o.plan.SelectedNode, Secret: &secret}
+	r := requestRecord{ID: id, Driver: driver, SelectedNode: o.plan.SelectedNode, Secret: &secret}
 	var err error
 	if t := o.request.GetAccessibilityRequirements(); t != nil {
 		fits, err := r.pack(t)
@@ -184,15 +185,25 @@ func sameRecord(claim *corev1.PersistentVolumeClaim) map[string]any {
 	return map[string]any{kube.AnnotationPath(kube.AnnProvisioningRequest): have}
 }
 
-// leavesRecord reports whether claim has a record that no sync of this process is about to remove.
-func (o operation) leavesRecord(claim *corev1.PersistentVolumeClaim) bool {
-	removed := o.stage == pvCreated || o.finalResult && o.recordedOn(claim)
-	return isProtected(claim) && !o.stage.inProgress() && !removed
-}
-
-// recordedOn reports whether the record on claim is that of the request of o.
-func (o operation) recordedOn(claim *corev1.PersistentVolumeClaim) bool {
-	return recordIDOf(claim) == o.recordID
+// recordOn returns the record that claim has of its CreateVolume. Without a call in progress, the record is its own if a
+// PersistentVolume exists, or if the last call had the request of that record.
+func (d driver) recordOn(claim *corev1.PersistentVolumeClaim, hasVolume bool, c call) intent.Recorded {
+	if claim == nil || !isProtected(claim) {
+		return intent.None
+	}
+	id, resumed, own := recordIDOf(claim), c.Payload.resumed, false
+	switch {
+	case c.State.InProgress():
+		own = id == c.Args
+	case c.State == intent.Settled:
+		own = hasVolume || c.Payload.saved || id == c.Args || resumed != nil && id == *resumed
+	default:
+		own = hasVolume
+	}
+	if own {
+		return intent.Own
+	}
+	return intent.Other
 }
 
 // recordIDOf returns the ID of the record on claim, or "" if a user has removed or changed the record.

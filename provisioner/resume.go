@@ -27,7 +27,7 @@ var errRequestChanged = errors.New("CreateVolume request has changed")
 func (d driver) resume(
 	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, refs *resolvedRefs, known *topology.Aggregate,
 ) (o operation, err error) {
-	o = operation{claim: claim, classUID: class.UID, classVersion: class.ResourceVersion, called: true}
+	o = operation{claim: claim, classUID: class.UID, classVersion: class.ResourceVersion}
 	if class, err = d.translated(class); err != nil {
 		return o, err
 	}
@@ -46,7 +46,7 @@ func (d driver) resume(
 		o.request, o.plan, err = d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
 		return o, err
 	}
-	o.recordID, o.inherited = record.ID, true
+	o.resumed = &record.ID
 	resuming.Lock()
 	defer resuming.Unlock()
 	var topology *csi.TopologyRequirement

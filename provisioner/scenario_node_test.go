@@ -210,6 +210,7 @@ func provisionerScenarioNode(t *testing.T) {
 	t.Run("recorded_by_a_central_provisioner", func(t *testing.T) {
 		n1, n2 := nodeScenario(t, 0, 0, nil)
 		n1.makeClass(nil)
+		settle(n1, n2) // the event of the class would wake the claim
 		n1.claim(func(c *corev1.PersistentVolumeClaim) {
 			c.Finalizers = []string{kube.ProvisioningFinalizer}
 			c.Annotations[kube.AnnProvisioningRequest] = fmt.Sprintf(`{"driver":%q,"request":"x"}`, n1.Driver)

@@ -26,6 +26,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -273,7 +274,7 @@ func lastSave(t *testing.T) {
 	f.makeClass(nil)
 	f.saved(f.claim(nil))
 	kubetest.Eventually(t, "the volume is not saved", func(context.Context) error {
-		if l := f.c.claimLoop.Load(); posts.Load() != 1 || len(l.ops.in(created)) != 1 {
+		if l := f.c.claimLoop.Load(); posts.Load() != 1 || len(l.ops.in(intent.Answered)) != 1 {
 			return errors.New("it may be")
 		}
 		return nil
@@ -408,7 +409,7 @@ func recordOfEarlierLeader(t *testing.T) {
 		c.Annotations[storagehelpers.AnnStorageProvisioner] = "other.example.com" // the loop that runs ignores it
 	})
 	request := func(claim *corev1.PersistentVolumeClaim, id string) claimState {
-		return claimState{claim: claim, op: testOperation(indeterminate, func(o *operation) { o.recordID = id })}
+		return claimState{claim: claim, call: testCall(intent.Unknown, func(c *call) { c.Args = id })}
 	}
 	live := func() *corev1.PersistentVolumeClaim {
 		c, err := claims.Get(t.Context(), created.Name, metav1.GetOptions{})
@@ -425,27 +426,28 @@ func recordOfEarlierLeader(t *testing.T) {
 	unprotected.Finalizers, unprotected.ResourceVersion = nil, created.ResourceVersion
 	for name, stale := range map[string]*corev1.PersistentVolumeClaim{"before the record": created, "without the finalizer": unprotected} {
 		for _, id := range []string{"first", "second"} {
-			if second, err := l.protect(t.Context(), request(stale, id)); err != nil || second.name != "" {
-				t.Errorf("%s, another request %q: %q, %v", name, id, second.name, err)
+			if second, err := l.protect(t.Context(), request(stale, id)); err != nil || second.Event != 0 {
+				t.Errorf("%s, another request %q: %q, %v", name, id, second.Event, err)
 			}
 		}
 	}
 	rescheduled := created.DeepCopy() // since then, a scheduler has selected a node
 	rescheduled.Annotations[storagehelpers.AnnSelectedNode] = "node-1"
-	if change, err := request(rescheduled, "third").op.protection(f.Driver, rescheduled); err != nil || change.AppliedTo(created) ||
+	third := request(rescheduled, "third").call.Payload
+	if change, err := third.protection(f.Driver, "third", rescheduled); err != nil || change.AppliedTo(created) ||
 		change.Tests[kube.AnnotationPath(storagehelpers.AnnSelectedNode)] != "node-1" {
 		t.Errorf("a record for another node: %v, %v", change, err)
 	}
 	outdated := left.DeepCopy()
 	outdated.Annotations[kube.AnnProvisioningRequest], outdated.ResourceVersion = "{}", created.ResourceVersion
-	if removed, err := l.unprotect(t.Context(), outdated); err != nil || removed.name != "" {
-		t.Errorf("removing another record: %q, %v", removed.name, err)
+	if removed, err := l.unprotect(t.Context(), claimState{claim: outdated}); err != nil || removed.Event != 0 {
+		t.Errorf("removing another record: %q, %v", removed.Event, err)
 	}
 	if now := live(); now.ResourceVersion != left.ResourceVersion {
 		t.Fatalf("the record was replaced: %v", now.ObjectMeta)
 	}
-	removed, err := l.unprotect(t.Context(), left)
-	if now := live(); err != nil || removed.name != onClaimUnprotected || isProtected(now) {
+	removed, err := l.unprotect(t.Context(), claimState{claim: left})
+	if now := live(); err != nil || removed.Event != intent.Reset || isProtected(now) {
 		t.Errorf("removing the record: %v: %v", err, now.ObjectMeta)
 	}
 }

@@ -60,11 +60,10 @@ func isGone(c *corev1.PersistentVolumeClaim) bool { return c == nil }
 func (f *fixture) forgotten(claim *corev1.PersistentVolumeClaim) {
 	f.Helper()
 	kubetest.Eventually(f.T, "the claim is forgotten", func(context.Context) error {
-		ops := f.c.claimLoop.Load().ops
-		ops.mu.Lock()
-		defer ops.mu.Unlock()
-		if o := ops.byClaim[keyOf(claim)]; o != nil {
-			return fmt.Errorf("there is an operation in stage %s", o.stage)
+		for key, c := range f.c.claimLoop.Load().ops.All() {
+			if key == keyOf(claim) {
+				return fmt.Errorf("there is a call in state %s", c.State)
+			}
 		}
 		return nil
 	})
@@ -882,7 +881,7 @@ func savedLater(t *testing.T, s saving) {
 	}
 	if s.finalized {
 		kubetest.Eventually(t, "the watch has shown the deletion", func(context.Context) error {
-			if !f.c.claimLoop.Load().ops.get(keyOf(claim)).pvDeleted {
+			if !f.c.claimLoop.Load().ops.Get(keyOf(claim)).Payload.pvDeleted {
 				return errors.New("it has not")
 			}
 			return nil

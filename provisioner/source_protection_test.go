@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -95,9 +96,11 @@ func beginsAt(t *testing.T, claims *kube.TermCache[*corev1.PersistentVolumeClaim
 }
 
 // protectSnapshot protects the snapshot for a claim.
-func (a *applier) protectSnapshot(ctx context.Context) (transition, error) {
-	s := claimState{claim: testClaim(nil), reads: reads{refs: &resolvedRefs{uid: "u"}}}
-	return a.protectSource(ctx, s, operation{source: &testSnapshot})
+func (a *applier) protectSnapshot(ctx context.Context) (change, error) {
+	r := reads{refs: &resolvedRefs{uid: "u"}}
+	defer r.release()
+	next := step{event: intent.Plan, next: operation{source: &testSnapshot}}
+	return a.protectSource(ctx, claimState{claim: testClaim(nil), reads: r}, next, &r)
 }
 
 // TestClonesShareTheProtectionOfTheirSource: when the PATCH of a source hangs, the workers of its clones wait for one request
@@ -116,11 +119,8 @@ func TestClonesShareTheProtectionOfTheirSource(t *testing.T) {
 				var wg sync.WaitGroup
 				for range clones {
 					wg.Go(func() {
-						switch result, err := a.protectSnapshot(t.Context()); {
-						case (err == nil) != (name == "succeeds"):
+						if _, err := a.protectSnapshot(t.Context()); (err == nil) != (name == "succeeds") {
 							t.Errorf("got the error %v", err)
-						case err == nil:
-							result.release()
 						}
 					})
 				}
@@ -173,8 +173,8 @@ func TestProtectionEndsWithTheTerm(t *testing.T) {
 		end(ended)
 		events := record.NewFakeRecorder(1)
 		a.c.deps.Events = events
-		if result, err := a.protectSnapshot(ctx); !errors.Is(err, ended) || result.name != "" || len(events.Events) > 0 {
-			t.Errorf("got transition %q, error %v and %d events", result.name, err, len(events.Events))
+		if result, err := a.protectSnapshot(ctx); !errors.Is(err, ended) || result.Event != 0 || len(events.Events) > 0 {
+			t.Errorf("got event %q, error %v and %d events", result.Event, err, len(events.Events))
 		}
 	})
 }

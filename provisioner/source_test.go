@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
@@ -74,21 +75,21 @@ func TestDecideCopy(t *testing.T) {
 			copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), &resolvedRefs{source: source}, false,
 			doProtectSource, "RecordFound",
 		},
-		"asked for":           {copying, testClaim(ofClaim), nil, true, doCreateVolume, "Requested"},
-		"asked for on a node": {onNode, testClaim(ofClaim), nil, true, doProtect, "BeforeFirstCall"},
+		"asked for":           {copying, testClaim(ofClaim), nil, true, doCreateVolume, "Planned"},
+		"asked for on a node": {onNode, testClaim(ofClaim), nil, true, doProtect, "Planned"},
 		"asked for, protection off": {
 			func(d *driver) { onNode(d); d.ProvisioningProtection = ProtectionOff }, testClaim(ofClaim), nil, true, doCreateVolume,
-			"Requested",
+			"Planned",
 		},
 		"asked for, being protected": {
-			onNode, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); recorded(c) }), nil, true, doCreateVolume, "Requested",
+			onNode, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); recorded(c) }), nil, true, doCreateVolume, "Planned",
 		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := claimState{claim: tt.claim, class: testClass(nil), reads: reads{refs: tt.refs}, now: now}
 			if tt.begun {
-				s.op = testOperation(requested, func(o *operation) { o.source = source })
+				s.call = testCall(intent.Planned, func(c *call) { c.Payload.source = source })
 			}
 			got := testDriver(tt.driver).decide(s)
 			if got.action != tt.want || got.reason != tt.reason {
@@ -126,12 +127,14 @@ func TestSourceUnlockedAfterPanic(t *testing.T) {
 	c := &Controller{} // every use of its nil client panics
 	a := &applier{c: c, sources: &sourceProtector{c: c}}
 	func() {
+		var r reads
 		defer func() {
 			if recover() == nil {
 				t.Error("no panic")
 			}
 		}()
-		_, _ = a.protectSource(t.Context(), claimState{reads: reads{refs: &resolvedRefs{}}}, operation{source: source})
+		defer r.release()
+		_, _ = a.protectSource(t.Context(), claimState{reads: reads{refs: &resolvedRefs{}}}, step{next: operation{source: source}}, &r)
 	}()
 	if _, ok := a.sources.locks.TryExclusive(*source); !ok {
 		t.Error("the source is still locked")
@@ -197,10 +200,10 @@ func TestSecretOfRepeatedCall(t *testing.T) {
 			deps:    Deps{Client: client, Events: record.NewFakeRecorder(1)},
 			metrics: newMetrics(prometheus.NewRegistry(), anyClass, noneUnresolved),
 		}}
-		o := testOperation(indeterminate, func(o *operation) {
-			o.plan.Secrets.Provisioner = &corev1.SecretReference{Namespace: "ns", Name: "s"}
+		c := testCall(intent.Unknown, func(c *call) {
+			c.Payload.plan.Secrets.Provisioner = &corev1.SecretReference{Namespace: "ns", Name: "s"}
 		})
-		_, err = a.readSecrets(t.Context(), o, &reads{})
+		_, err = a.readSecrets(t.Context(), c, &reads{})
 		if got, want := strings.Contains(err.Error(), "Recreate the secret"), apierrors.IsNotFound(answer); got != want {
 			t.Errorf("the error %q says that the secret must be recreated: %t, want %t", err, got, want)
 		}
