@@ -198,6 +198,9 @@ func TestLedger(t *testing.T) {
 		{do: apply(Settle, "y", 6), want: Entry[int]{State: Settled, Args: "x", Payload: 6}},
 		{do: apply(Resume, "z", 6), want: Entry[int]{State: Unknown, Args: "z", Resumed: true, Payload: 6}},
 		{do: apply(Replan, "y", 6), want: Entry[int]{State: Unknown, Args: "y", Resumed: true, Payload: 6}},
+		{do: apply(Reject, "", 6), want: Entry[int]{State: Undoing, Args: "y", Resumed: true, Payload: 6}},
+		{do: send("z"), fail: errBug, want: Entry[int]{State: Undoing, Args: "y", Resumed: true, Payload: 6}},
+		{do: send("y"), want: Entry[int]{State: Undoing, Args: "y", Resumed: true, Payload: 6}},
 	} {
 		refuse = tt.lost
 		if err := tt.do(); !errors.Is(err, tt.fail) {
@@ -213,7 +216,7 @@ func TestLedger(t *testing.T) {
 	if !l.Update("a", func(s State, p *int) { *p = int(s) }) || l.Update("b", func(State, *int) {}) {
 		t.Error("only an entry that exists is updated")
 	}
-	if _, _, err := l.Apply("a", Change[int]{Event: Settle}); err != nil || l.Forget("a") || changes != 12 {
+	if _, _, err := l.Apply("a", Change[int]{Event: Settle}); err != nil || l.Forget("a") || changes != 13 {
 		t.Errorf("%v, %d changes", err, changes)
 	}
 	for k, e := range l.All() {

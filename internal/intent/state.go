@@ -47,7 +47,7 @@ const (
 	Plan   Event = iota + 1 // a new request is prepared
 	Replan                  // another request replaces it: nothing is recorded, or the role permits it
 	Resume                  // the recorded request of an earlier process is prepared again
-	Send                    // directly before the call
+	Send                    // directly before the call, or before the one that undoes it
 	Lose                    // the outcome is unknown: no definite result, or the effect may not exist any more
 	Answer                  // the call was successful, or its result was not written
 	Reject                  // the effect exists, and must be undone
@@ -66,7 +66,7 @@ var events = map[Event]map[State]State{
 	Plan:   {Idle: Planned, Settled: Planned},
 	Replan: {Planned: Planned, Unknown: Unknown},
 	Resume: {Idle: Unknown, Settled: Unknown},
-	Send:   {Planned: Sent, Sent: Sent, Unknown: Unknown, Answered: Answered},
+	Send:   {Planned: Sent, Sent: Sent, Unknown: Unknown, Answered: Answered, Undoing: Undoing},
 	Lose:   {Sent: Unknown, Unknown: Unknown, Answered: Unknown},
 	Answer: {Sent: Answered, Unknown: Answered, Answered: Answered},
 	Reject: {Sent: Undoing, Unknown: Undoing, Answered: Undoing, Undoing: Undoing},
