@@ -83,18 +83,20 @@ func (d driver) missingRecord(va *storagev1.VolumeAttachment, pv *corev1.Persist
 }
 
 // detachSource returns the volume to unpublish. It comes from the annotations when the
-// PersistentVolume was deleted or a different one has its name now.
+// PersistentVolume was deleted or a different one has its name now. A call of this term takes precedence over both.
 func (d driver) detachSource(s attachmentState) (source, error) {
 	src, err := d.resolve(s.attachment, s.volume)
 	handle := s.attachment.Annotations[annVolumeHandle]
-	if s.attachment.Spec.Source.PersistentVolumeName == nil || handle == "" || err == nil && src.handle == handle {
-		return src, err
+	if s.attachment.Spec.Source.PersistentVolumeName != nil && handle != "" && (err != nil || src.handle != handle) {
+		src, err = source{handle: handle, migrated: s.attachment.Annotations[annMigrated] == "true"}, nil
+		if namespace, name, ok := strings.Cut(s.attachment.Annotations[annSecret], "/"); ok {
+			src.secrets = &corev1.SecretReference{Namespace: namespace, Name: name}
+		}
 	}
-	src = source{handle: handle, migrated: s.attachment.Annotations[annMigrated] == "true"}
-	if namespace, name, ok := strings.Cut(s.attachment.Annotations[annSecret], "/"); ok {
-		src.secrets = &corev1.SecretReference{Namespace: namespace, Name: name}
+	if s.calledForOther(src) {
+		return s.call.Payload.step.source, nil
 	}
-	return src, nil
+	return src, err
 }
 
 // recordedNodeIDs returns the node IDs to which the volume of va may be published, that of the last publish at the end. Both

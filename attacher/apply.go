@@ -14,7 +14,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 )
@@ -61,7 +60,7 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 	case doUnpublish, doUnpublishFormer:
 		return t.unpublish(ctx, s, step, read)
 	case doUndoPublish:
-		return s.publication.undo(ctx, t)
+		return s.call.Payload.undo(ctx, t)
 	case doRemoveFinalizer:
 		return t.changeAttachment(ctx, va, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}})
 	case doMarkAttached:
@@ -87,19 +86,14 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	if err != nil {
 		return t.recordError(ctx, va, err)
 	}
-	release, err := t.c.deps.Locks.Share(ctx, step.source.handle)
+	done, err := t.begin(ctx, va, step)
 	if err != nil {
 		return err
-	}
-	defer release()
-	done, err := t.publications.begin(va, step)
-	if err != nil {
-		return t.recordError(ctx, va, err)
 	}
 	defer done()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
-	if err := election.MayCallNow(ctx, election.Moment{}); err != nil {
+	if err := t.calls.Send(ctx, va.UID, step.source.args(va)); err != nil {
 		return err
 	}
 	response, err := t.c.deps.CSI.ControllerPublishVolume(call, request)
@@ -118,7 +112,7 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	if _, exists := t.newest(va); !exists {
 		return nil // the next step is the undo
 	}
-	t.publications.Delete(va.UID)
+	t.settle(va.UID)
 	t.outOfSync.remove(va.UID)
 	if !va.Status.Attached {
 		t.c.metrics.attached(time.Since(va.CreationTimestamp.Time))

@@ -16,11 +16,13 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
@@ -98,9 +100,11 @@ type term struct {
 	vaQueue     *workloop.Loop[attachmentKey]
 	pvQueue     *workloop.Loop[string]
 	// finalizers has two VolumeAttachments of one volume share the write of its finalizer.
-	finalizers   singleflight.Group
-	outOfSync    outOfSync
-	publications publications
+	finalizers singleflight.Group
+	outOfSync  outOfSync
+	// calls has the calls for VolumeAttachments, by UID, until their result is in the status or the volume is unpublished.
+	calls   *intent.Ledger[types.UID, lastCall]
+	running keylock.Locks[string] // calls, by the name of the VolumeAttachment
 }
 
 // Run reconciles until ctx ends and returns after the last worker has stopped. It may be
@@ -110,12 +114,13 @@ func (c *Controller) Run(ctx context.Context) error {
 		c:           c,
 		attachments: kube.NewTermCache(c.attachments), volumes: kube.NewTermCache(c.volumes),
 	}
+	t.calls = intent.NewLedger[types.UID, lastCall](func(ctx context.Context) error { return election.MayCallNow(ctx, election.Moment{}) })
 	loop := workloop.Config{
 		RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,
 	}
 	loop.Name = "csi-attacher-va"
-	t.vaQueue = workloop.NewFair(loop, c.deps.Queues, t.sync, func(key attachmentKey) string { return c.nodeOf(&t.publications, key) })
+	t.vaQueue = workloop.NewFair(loop, c.deps.Queues, t.sync, t.nodeOf)
 	loop.Name = "csi-attacher-pv"
 	t.pvQueue = workloop.New(loop, c.deps.Queues, t.syncVolume)
 	defer t.vaQueue.Stop()
@@ -141,10 +146,9 @@ func (c *Controller) Run(ctx context.Context) error {
 		wg.Go(func() { reconciler{t}.run(ctx) })
 	}
 	wg.Wait()
-	t.publications.Range(func(_, p any) bool {
-		p.(publication).logUndone(ctx, t)
-		return true
-	})
+	for _, call := range t.calls.All() {
+		call.Payload.logUndone(ctx, t)
+	}
 	return context.Cause(ctx)
 }
 
@@ -162,7 +166,7 @@ func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {
 		log.V(2).Info("Decided", "action", step.action, "reason", step.reason)
 		if step.action == doNothing {
 			if va := s.attachment; va != nil && va.Status.Attached && va.DeletionTimestamp == nil {
-				t.publications.Delete(va.UID) // the response to the write of the status was lost
+				t.settle(va.UID) // the response to the write of the status was lost
 			}
 			return time.Time{}, nil
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
@@ -67,7 +68,7 @@ type step struct {
 func (d driver) decide(s attachmentState) step {
 	va := s.attachment
 	switch {
-	case va == nil && s.publication != nil:
+	case va == nil && s.call.State.MayHaveEffect():
 		return step{action: doUndoPublish, reason: "DeletedWithoutDetach"}
 	case va == nil:
 		return step{reason: "Deleted"}
@@ -91,12 +92,15 @@ func (d driver) decideAttach(s attachmentState) step {
 	}
 	if pv := s.volume; pv != nil {
 		recorded := s.attachment.Annotations[annVolumeHandle]
+		if s.calledForOther(src) {
+			recorded = s.call.Payload.step.source.handle
+		}
 		switch {
 		case pv.DeletionTimestamp != nil:
 			return fail(fmt.Errorf("PersistentVolume %q is marked for deletion", pv.Name))
 		case recorded != "" && recorded != src.handle && s.volumeUnconfirmed:
 			return step{action: doReadVolume, reason: "VolumeUnconfirmed"}
-		case recorded != "" && recorded != src.handle && !src.migrated && slices.Contains(s.attachment.Finalizers, d.finalizer):
+		case recorded != "" && recorded != src.handle && !src.migrated && d.mayBePublished(s.attachment), s.calledForOther(src):
 			return fail(fmt.Errorf("PersistentVolume %q was replaced: it has volume %q, but volume %q may be published for this "+
 				"VolumeAttachment. Delete the VolumeAttachment", pv.Name, src.handle, recorded))
 		}
@@ -133,29 +137,35 @@ func (d driver) decideAttach(s attachmentState) step {
 	}
 	change := detachAnnotations(src, former, nodeID)
 	change.AddFinalizers, change.Tests = []string{d.finalizer}, sameRecord(s.attachment)
-	if !change.AppliedTo(s.attachment) {
-		// Before the RPC: a crash after it would leave the volume published for good.
-		return step{action: doAddFinalizer, reason: "WithoutFinalizer", source: src, nodeID: nodeID, change: change}
+	return s.inOrder(change, step{action: doPublish, reason: "Requested", source: src, nodeID: nodeID})
+}
+
+// inOrder returns call, or the step that comes before it: change is recorded first, because a crash after the call would leave the
+// volume published for good, and the cache may be stale. A repetition needs the same as the first call.
+func (s attachmentState) inOrder(change kube.MetadataPatch, call step) step {
+	facts := intent.Facts{Writable: true, Wanted: true, Ready: true, Stale: s.unconfirmed}
+	if change.AppliedTo(s.attachment) {
+		facts.Record = intent.Own
 	}
-	if s.unconfirmed {
-		return step{action: doReadAttachment, reason: "Unconfirmed"}
+	switch intent.Next(intent.Policy{Record: intent.BeforeCall}, intent.Planned, facts) {
+	case intent.DoCall:
+		return call
+	case intent.DoRecord:
+		return step{action: doAddFinalizer, reason: "WithoutFinalizer", source: call.source, nodeID: call.nodeID, change: change}
 	}
-	return step{action: doPublish, reason: "Requested", source: src, nodeID: nodeID}
+	return step{action: doReadAttachment, reason: "Unconfirmed"}
 }
 
 // decideFormer returns the step before the volume is published to nodeID: it may still be published to the former ID, and the
 // record must not lose that ID. The volume of a pod that may be running on the machine with that ID is not unpublished.
 func (d driver) decideFormer(s attachmentState, src source, former, nodeID string) step {
 	va := s.attachment
-	switch {
-	case va.Status.Attached && s.publishedAtFormer:
+	if va.Status.Attached && s.publishedAtFormer {
 		return step{action: doReportAttachError, reason: "PublishedAtFormer", err: fmt.Errorf("volume %q is published with the former "+
 			"node ID %q, but node %s has ID %q now. Delete the pods on the node that use the volume, so that it is attached again",
 			src.handle, former, va.Spec.NodeName, nodeID)}
-	case s.unconfirmed:
-		return step{action: doReadAttachment, reason: "Unconfirmed"}
 	}
-	return step{action: doUnpublishFormer, reason: "NodeIDChanged", source: src, nodeID: former}
+	return s.inOrder(kube.MetadataPatch{}, step{action: doUnpublishFormer, reason: "NodeIDChanged", source: src, nodeID: former})
 }
 
 // waitsFor returns an error if src may still be published to another node, but is for a single one.
@@ -198,14 +208,11 @@ func (d driver) decideDetach(s attachmentState) step {
 	if err != nil {
 		return fail(err)
 	}
-	if s.unconfirmed {
-		return step{action: doReadAttachment, reason: "Unconfirmed"}
-	}
-	nodeID := nodeIDs[0]
+	call := step{action: doUnpublish, reason: "Deleting", source: src, nodeID: nodeIDs[0]}
 	if len(nodeIDs) > 1 {
-		return step{action: doUnpublishFormer, reason: "Deleting", source: src, nodeID: nodeID}
+		call.action = doUnpublishFormer
 	}
-	return step{action: doUnpublish, reason: "Deleting", source: src, nodeID: nodeID}
+	return s.inOrder(kube.MetadataPatch{}, call)
 }
 
 // decideWithoutPublish handles a driver without PUBLISH_UNPUBLISH_VOLUME.

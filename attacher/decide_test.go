@@ -13,6 +13,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
 var now = time.Unix(1_700_000_000, 0)
@@ -72,6 +74,11 @@ func withSecret(pv *corev1.PersistentVolume) {
 	pv.Spec.CSI.ControllerPublishSecretRef = &corev1.SecretReference{Namespace: "ns", Name: "s"}
 }
 
+// called returns the memory of a call for a volume.
+func called(handle string, state intent.State) intent.Entry[lastCall] {
+	return intent.Entry[lastCall]{State: state, Args: handle, Payload: lastCall{testAttachment(), step{source: source{handle: handle}}}}
+}
+
 func TestDecide(t *testing.T) {
 	tests := map[string]struct {
 		driver      func(*driver)
@@ -81,7 +88,7 @@ func TestDecide(t *testing.T) {
 		secretsRead bool
 		unpublished []string
 		detaching   *storagev1.VolumeAttachment
-		publication *publication
+		call        intent.Entry[lastCall]
 		forced      bool
 		want        action
 		reason      string
@@ -90,7 +97,9 @@ func TestDecide(t *testing.T) {
 		former      string
 	}{
 		"gone":               {want: doNothing, reason: "Deleted"},
-		"gone, undetermined": {publication: &publication{}, want: doUndoPublish, reason: "DeletedWithoutDetach"},
+		"gone, undetermined": {call: called("vol-1", intent.Unknown), want: doUndoPublish, reason: "DeletedWithoutDetach"},
+		"gone, undo failed":  {call: called("vol-1", intent.Undoing), want: doUndoPublish, reason: "DeletedWithoutDetach"},
+		"gone, not sent":     {call: called("vol-1", intent.Planned), want: doNothing, reason: "Deleted"},
 		"of another driver": {
 			va: testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Attacher = "other" }), want: doNothing,
 			reason: "OtherDriver",
@@ -150,6 +159,14 @@ func TestDecide(t *testing.T) {
 			va: testAttachment(protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = "vol-2" }),
 			node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach",
 			err: `PersistentVolume "pv1" was replaced: it has volume "vol-2", but volume "vol-1" may be published`,
+		},
+		"volume replaced during a call, without a record": {
+			va: testAttachment(), pv: testVolume(), node: testNode("id-1"), call: called("vol-0", intent.Unknown),
+			want: doReportAttachError, reason: "CannotAttach", err: `it has volume "vol-1", but volume "vol-0" may be published`,
+		},
+		"deleted, the volume is known from a call only": {
+			va:   testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { delete(va.Annotations, annVolumeHandle) }),
+			call: called("vol-1", intent.Unknown), want: doUnpublish, reason: "Deleting", nodeID: "id-1",
 		},
 		"a finalizer without notes": {
 			va: testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }), pv: testVolume(),
@@ -367,7 +384,7 @@ func TestDecide(t *testing.T) {
 				attachmentState{
 					attachment: tt.va, volume: tt.pv, csiNode: tt.node, detaching: tt.detaching,
 					liveReads: liveReads{secretsRead: tt.secretsRead, unpublished: tt.unpublished},
-					outOfSync: tt.forced, publication: tt.publication,
+					outOfSync: tt.forced, call: tt.call,
 				},
 			)
 			if former := got.change.SetAnnotations[annFormerNodeIDs]; former != tt.former {
@@ -387,10 +404,10 @@ func TestDecide(t *testing.T) {
 }
 
 // FuzzDecide derives states from bits. Nothing is ever published before both
-// finalizers are written, no call lacks its IDs, and a driver is never asked to
-// detach what still is to be attached.
+// finalizers are written, no call lacks its IDs or has other arguments than the one
+// before, and a driver is never asked to detach what still is to be attached.
 func FuzzDecide(f *testing.F) {
-	for bits := range uint16(1 << 12) {
+	for bits := range uint16(1 << 14) {
 		f.Add(bits)
 	}
 	f.Fuzz(func(t *testing.T, bits uint16) {
@@ -424,6 +441,9 @@ func FuzzDecide(f *testing.F) {
 		if bit(9) {
 			s.csiNode = testNode("id-1")
 		}
+		if bit(12) {
+			s.call = called(map[bool]string{true: "vol-1", false: "replaced"}[bit(13)], intent.Unknown)
+		}
 		d := testDriver(func(d *driver) { d.publishes = !bit(10) })
 		step := d.decide(s)
 		call := step.action == doPublish || step.action == doUnpublish
@@ -432,6 +452,8 @@ func FuzzDecide(f *testing.F) {
 			t.Errorf("%v without an ID: %+v", step.action, step)
 		case call && va.Status.Attached && va.DeletionTimestamp == nil && !s.outOfSync:
 			t.Errorf("publish of an attached volume: %+v", s)
+		case call && s.calledForOther(step.source):
+			t.Errorf("%v with other arguments than the call before: %+v", step.action, step)
 		case call && !d.publishes:
 			t.Errorf("%v of a driver that cannot", step.action)
 		case call && step.source.secrets != nil && !s.secretsRead:

@@ -10,6 +10,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -26,12 +27,12 @@ func (k attachmentKey) String() string { return k.Name }
 func keyOf(va *storagev1.VolumeAttachment) attachmentKey { return attachmentKey{va.Name, va.UID} }
 
 // nodeOf returns the node of an attachment for [workloop.NewFair], also if it was deleted and has to be undone, else "".
-func (c *Controller) nodeOf(undone *publications, key attachmentKey) string {
-	if va, ok := c.attachments.Get(key.Name); ok && va.UID == key.UID {
+func (t *term) nodeOf(key attachmentKey) string {
+	if va, ok := t.c.attachments.Get(key.Name); ok && va.UID == key.UID {
 		return va.Spec.NodeName
 	}
-	if p := undone.of(key.UID); p != nil {
-		return p.attachment.Spec.NodeName
+	if va := t.calls.Get(key.UID).Payload.attachment; va != nil {
+		return va.Spec.NodeName
 	}
 	return ""
 }
@@ -52,7 +53,7 @@ type attachmentState struct {
 	unconfirmed bool
 	// volumeUnconfirmed: the cache may lack the last writes of an earlier leader to the PersistentVolume.
 	volumeUnconfirmed bool
-	publication       *publication // of a deleted attachment
+	call              intent.Entry[lastCall]
 	liveReads
 }
 
@@ -67,10 +68,9 @@ type liveReads struct {
 
 // gather reads the caches, including own writes that the watch has not delivered yet.
 func (t *term) gather(key attachmentKey, read liveReads) attachmentState {
-	s := attachmentState{liveReads: read}
+	s := attachmentState{call: t.calls.Get(key.UID), liveReads: read}
 	va, fresh, ok := t.attachments.Fresh(key.Name)
 	if !ok || va.UID != key.UID {
-		s.publication = t.publications.of(key.UID)
 		return s
 	}
 	s.attachment = va
@@ -85,6 +85,11 @@ func (t *term) gather(key attachmentKey, read liveReads) attachmentState {
 		s.detaching = t.detachingFirst(va, s.volume)
 	}
 	return s
+}
+
+// calledForOther reports whether a call of this term, for another volume than src, may have taken effect.
+func (s attachmentState) calledForOther(src source) bool {
+	return s.call.State.MayHaveEffect() && s.call.Args != src.args(s.attachment)
 }
 
 // detachingFirst returns an attachment of pv that has to be detached before va is attached, or nil. A volume for a single node

@@ -67,7 +67,7 @@ func (t *term) attachmentUpdated(old, va *storagev1.VolumeAttachment) {
 }
 
 func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
-	if t.publications.of(va.UID) != nil {
+	if t.calls.Get(va.UID).State.InProgress() {
 		t.vaQueue.Add(keyOf(va))
 	} else {
 		t.vaQueue.Forget(keyOf(va))

@@ -27,6 +27,14 @@ type source struct {
 	spec *corev1.PersistentVolumeSpec
 }
 
+// args identifies the volume of va in its calls. The handle of an in-tree volume depends on the labels of the PersistentVolume.
+func (src source) args(va *storagev1.VolumeAttachment) string {
+	if src.migrated {
+		return *va.Spec.Source.PersistentVolumeName
+	}
+	return src.handle
+}
+
 // Errors of a VolumeAttachment's spec. The texts are those of csi-attacher, because scripts
 // and alerts match them.
 //

@@ -197,7 +197,7 @@ func attacherScenarioState(t *testing.T) {
 		va := f.attached()
 		f.deleteByForce(va.Name, 1)
 		kubetest.Eventually(t, "the calls end", func(context.Context) error {
-			if f.c.term.Load().publications.of(va.UID) != nil {
+			if f.c.term.Load().calls.Get(va.UID).State.InProgress() {
 				return errors.New("they go on")
 			}
 			return nil
@@ -230,9 +230,8 @@ func attacherScenarioState(t *testing.T) {
 		source, err := f.c.driver.currentSource(s)
 		f.Must(err)
 		kubetest.Eventually(t, "the call ends", func(context.Context) error {
-			done, err := term.publications.begin(va, step{source: source})
+			done, err := term.begin(t.Context(), va, step{source: source})
 			if err == nil {
-				term.publications.Delete(va.UID)
 				done()
 			}
 			return err
@@ -453,7 +452,7 @@ func attacherScenarioState(t *testing.T) {
 		f.attach("va1", nil)
 		va := f.until("is attached", isAttached)
 		kubetest.Eventually(t, "the publication has ended", func(context.Context) error {
-			if f.c.term.Load().publications.of(va.UID) != nil {
+			if f.c.term.Load().calls.Get(va.UID).State.InProgress() {
 				return errors.New("it has not")
 			}
 			return nil

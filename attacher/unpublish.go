@@ -28,17 +28,12 @@ func isDetached(err error) bool { return err == nil }
 // and updates the status of the VolumeAttachment. After the call for a former node ID it only remembers that in read.
 func (t *term) unpublish(ctx context.Context, s attachmentState, step step, read *liveReads) error {
 	va := s.attachment
-	release, err := t.c.deps.Locks.Share(ctx, step.source.handle)
+	done, err := t.begin(ctx, va, step)
 	if err != nil {
 		return err
 	}
-	defer release()
-	done, err := t.publications.begin(va, step)
-	if err != nil {
-		return t.recordError(ctx, va, err)
-	}
 	defer done()
-	err = t.c.callUnpublish(ctx, s, step)
+	err = lastCall{va, step}.unpublish(ctx, t, s.secrets)
 	t.outOfSync.recordChange(va.UID)
 	switch now, unknown := t.c.driver.nodeID(s); {
 	case errors.Is(err, election.ErrLost): // without a call; the status belongs to the next leader
@@ -57,7 +52,7 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step, read
 	default:
 		return t.recordError(ctx, va, err)
 	}
-	t.publications.Delete(va.UID)
+	t.settle(va.UID)
 	// The finalizer first: without it, a VolumeAttachment that is being deleted counts as
 	// detached, so that a crash after this write causes no second unpublish.
 	if err := t.changeAttachment(ctx, va, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}}); err != nil {
@@ -96,14 +91,16 @@ func (d driver) publishesAgain(s attachmentState, step step) (bool, error) {
 	return err == nil && nodeErr == nil && src.handle == step.source.handle && slices.Contains(nodeIDs, step.nodeID), nil
 }
 
-func (c *Controller) callUnpublish(ctx context.Context, s attachmentState, step step) error {
-	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), c.cfg.Timeout)
+// unpublish calls ControllerUnpublishVolume.
+func (c lastCall) unpublish(ctx context.Context, t *term, secrets map[string]string) error {
+	src := c.step.source
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, src.migrated), t.c.cfg.Timeout)
 	defer cancel()
-	if err := election.MayCallNow(ctx, election.Moment{}); err != nil {
+	if err := t.calls.Send(ctx, c.attachment.UID, src.args(c.attachment)); err != nil {
 		return err
 	}
-	_, err := c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
-		VolumeId: step.source.handle, NodeId: step.nodeID, Secrets: s.secrets,
+	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{
+		VolumeId: src.handle, NodeId: c.step.nodeID, Secrets: secrets,
 	})
 	return err
 }
