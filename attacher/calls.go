@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -27,8 +28,8 @@ type lastCall struct {
 }
 
 // begin locks the volume for a call that publishes or unpublishes it, and plans the call or its repetition. VolumeAttachments of one
-// name have one volume and node, for which the driver gets one call at a time (CSI spec, "Concurrency"). Call done after the call:
-// whatever the response, a call that was sent and is not settled may have an effect.
+// name have one volume and node, for which the driver gets one call at a time (CSI spec, "Concurrency"). Call done after the call, at
+// least once: whatever the response, a call that was sent and is not settled may have an effect.
 func (t *term) begin(ctx context.Context, va *storagev1.VolumeAttachment, step step) (done func(), err error) {
 	release, err := t.c.deps.Locks.Share(ctx, step.source.handle)
 	if err != nil {
@@ -45,7 +46,7 @@ func (t *term) begin(ctx context.Context, va *storagev1.VolumeAttachment, step s
 		change.Event = intent.Plan
 	}
 	_, _, _ = t.calls.Apply(va.UID, change)
-	return func() {
+	return sync.OnceFunc(func() {
 		switch t.calls.Get(va.UID).State {
 		case intent.Planned:
 			// Nothing was sent.
@@ -55,7 +56,7 @@ func (t *term) begin(ctx context.Context, va *storagev1.VolumeAttachment, step s
 		}
 		unlock()
 		release()
-	}, nil
+	}), nil
 }
 
 // settle ends the calls for a VolumeAttachment: the result is in its status, or the volume is unpublished.

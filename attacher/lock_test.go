@@ -44,8 +44,8 @@ func TestNoCallAfterTheTerm(t *testing.T) {
 				t.Errorf("unpublish %s returned %v", name, err)
 			}
 		}
-		if remaining := calls.All(); len(remaining) > 0 {
-			t.Errorf("%v remain", remaining)
+		for _, call := range calls.All() {
+			t.Errorf("%v remains", call)
 		}
 	})
 }

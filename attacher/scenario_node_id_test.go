@@ -228,6 +228,7 @@ func TestAttacherScenarioSecondNode(t *testing.T) {
 		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
 		f.Plugin.Next(unpublish, csitest.Fail(codes.Internal, "node is shut down"))
 		f.attached()
+		f.settles() // a late event of the status would end the back-off of the detach
 		f.detach("va1")
 		f.until("cannot be detached", detachError("node is shut down"))
 		f.attach("va2", f.otherNode())
@@ -275,6 +276,7 @@ func TestAttacherScenarioSecondNode(t *testing.T) {
 			return &csi.ControllerPublishVolumeResponse{}, nil
 		})
 		f.attached()
+		f.settles() // as above
 		f.detach("va1")
 		f.until("cannot be detached", detachError("node is shut down"))
 		f.attach("va2", f.otherNode())

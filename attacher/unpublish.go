@@ -34,6 +34,7 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step, read
 	}
 	defer done()
 	err = lastCall{va, step}.unpublish(ctx, t, s.secrets)
+	done() // without the finalizer, another VolumeAttachment of this name may follow at once
 	t.outOfSync.recordChange(va.UID)
 	switch now, unknown := t.c.driver.nodeID(s); {
 	case errors.Is(err, election.ErrLost): // without a call; the status belongs to the next leader

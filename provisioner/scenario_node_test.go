@@ -18,7 +18,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -30,6 +29,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 const getCapacity = "GetCapacity"
@@ -127,13 +127,14 @@ func (f *fixture) counts() map[string]string {
 // everything before it.
 func settle(nodes ...*fixture) {
 	nodes[0].Helper()
-	nodes[0].claim(func(c *corev1.PersistentVolumeClaim) {
-		c.Name = "zz-last"
+	last := nodes[0].claim(func(c *corev1.PersistentVolumeClaim) {
+		c.Name = fmt.Sprintf("zz-last-%d", time.Now().UnixNano())
 		c.Annotations[corev1.BetaStorageClassAnnotation] = "none-of-this-name"
 	})
 	for _, n := range nodes {
 		kubetest.Eventually(n.T, "the queue of "+n.cfg.NodeName+" has come to a later claim", func(context.Context) error {
-			if testutil.ToFloat64(n.c.metrics.provisionFailed.WithLabelValues(n.class, "")) < 1 {
+			isLast := func(f workloop.Failing) bool { return f.Key == kube.Key(last) }
+			if l := n.c.claimLoop.Load(); l == nil || !slices.ContainsFunc(l.queue.Status().Failing, isLast) {
 				return errors.New("it has not")
 			}
 			return nil

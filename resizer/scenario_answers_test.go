@@ -331,7 +331,7 @@ func resizerScenarioWrites(t *testing.T) {
 		open()
 		f.reaches("c1", "C=2Gi A=2Gi P=2Gi")
 		f.called("2Gi 2Gi")
-		if got := f.api.written(); strings.Count(got, "pv-c1") != 2 { // with the record, and without it
+		if got := f.api.take(); strings.Count(got, "pv-c1") != 2 { // with the record, and without it
 			t.Errorf("the resizer wrote %q", got)
 		}
 	})

@@ -372,12 +372,15 @@ func TestNodecontrollerScenarioEnforce(t *testing.T) {
 		f.Claim("c", withFinalizers(f.cfg.Finalizer))
 		a := f.Pod("a", "c", f.Node("live"), nil)
 		f.DeleteClaim("c")
+		read := func(r claimtest.Request) bool { return r.Line == "GET nodes/"+f.Namespace+"-live" }
+		kubetest.Eventually(t, "the Node is read", func(context.Context) error {
+			if requests := f.Requests(); !slices.ContainsFunc(requests, read) {
+				return fmt.Errorf("requests %v", requests)
+			}
+			return nil
+		})
 		f.settles()
 		f.Unchanged(a)
-		read := func(r claimtest.Request) bool { return r.Line == "GET nodes/"+f.Namespace+"-live" }
-		if requests := f.Requests(); !slices.ContainsFunc(requests, read) {
-			t.Errorf("the Node was not read, but %v", requests)
-		}
 	})
 	t.Run("060_finalizer_twice", func(t *testing.T) {
 		f := newFixture(t, enforce(PodsOrphaned, -1))
