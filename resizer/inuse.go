@@ -33,9 +33,9 @@ func (t *term) watchUsers(ctx context.Context) error {
 	t.c.users.mu.Lock()
 	if !t.c.users.watched {
 		if t.c.driver.publishes {
-			t.c.users.attachments = t.c.deps.Informers.AttachmentsIfAllowed()
+			t.c.users.attachments = t.c.deps.Informers.IfAllowed().Attachments()
 		} else {
-			t.c.users.pods = t.c.deps.Informers.PodsIfAllowed()
+			t.c.users.pods = t.c.deps.Informers.IfAllowed().Pods()
 		}
 		t.c.users.watched = true
 		t.c.deps.Informers.StartLate()

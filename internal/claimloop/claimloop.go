@@ -65,7 +65,7 @@ type Loop struct {
 func New(cfg Config, deps Deps) *Loop {
 	l := &Loop{cfg: cfg, deps: deps, claims: deps.Informers.Claims()}
 	if cfg.Pods {
-		l.pods = deps.Informers.PodsIfAllowed()
+		l.pods = deps.Informers.IfAllowed().Pods()
 	}
 	return l
 }

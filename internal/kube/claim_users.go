@@ -13,7 +13,7 @@ import (
 )
 
 // ClaimUsers finds the pods that use a claim, with the writes of this process that the watch has not
-// observed yet. The watch of pods may be forbidden: it comes from [Informers.PodsIfAllowed].
+// observed yet. The watch of pods may be forbidden: it comes from [Informers.IfAllowed].
 type ClaimUsers struct {
 	*MutationCache[*corev1.Pod]
 }

@@ -57,7 +57,8 @@ const (
 // [Informers.StartLate]. The methods of resources must not be called concurrently with each other.
 type Informers struct {
 	*factories
-	user string // the controller that requests informers
+	user     string // the controller that requests informers
+	optional bool   // it can run without them
 }
 
 // factories is the state that the views of [Informers.For] share.
@@ -94,7 +95,11 @@ func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver s
 
 // For returns a view of i that records user as the controller that requests the informers; see
 // [Informers.Synced].
-func (i *Informers) For(user string) *Informers { return &Informers{i.factories, user} }
+func (i *Informers) For(user string) *Informers { return &Informers{i.factories, user, i.optional} }
+
+// IfAllowed returns a view of i whose resources are not required: a missing permission does not fail [Informers.Synced]. A resource
+// that the same user also requests without it is required.
+func (i *Informers) IfAllowed() *Informers { return &Informers{i.factories, i.user, true} }
 
 // Retain adds to the fields that the informers retain. Call it before any other method.
 func (i *Informers) Retain(fields RetainedFields) { i.retained.add(fields) }
@@ -265,16 +270,13 @@ func (f *factories) from(factory informers.SharedInformerFactory, get func() cac
 	}
 }
 
-// ConfigMapIfAllowed returns the informer for one ConfigMap. A missing permission does not fail
-// [Informers.Synced]. Call it for one ConfigMap only.
-func (i *Informers) ConfigMapIfAllowed(namespace, name string) Informer[*corev1.ConfigMap] {
+// ConfigMap returns the informer for one ConfigMap. Call it for one ConfigMap only.
+func (i *Informers) ConfigMap(namespace, name string) Informer[*corev1.ConfigMap] {
 	factory := informers.NewSharedInformerFactoryWithOptions(i.client, 0, informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		}))
-	return ifAllowed(i, "configmaps", func() Informer[*corev1.ConfigMap] {
-		return informerFor[*corev1.ConfigMap](i, "configmaps", i.from(factory, factory.Core().V1().ConfigMaps().Informer), nil)
-	})
+	return informerFor[*corev1.ConfigMap](i, "configmaps", i.from(factory, factory.Core().V1().ConfigMaps().Informer), nil)
 }
 
 // Pods returns the informer for Pods.
@@ -287,32 +289,6 @@ func (i *Informers) Pods() Informer[*corev1.Pod] {
 			return nil, nil
 		},
 	})
-}
-
-// PodsIfAllowed returns [Informers.Pods] without making the resource required: a missing permission
-// does not fail [Informers.Synced].
-func (i *Informers) PodsIfAllowed() Informer[*corev1.Pod] { return ifAllowed(i, "pods", i.Pods) }
-
-// AttachmentsIfAllowed returns [Informers.Attachments] without making the resource required.
-func (i *Informers) AttachmentsIfAllowed() Informer[*storagev1.VolumeAttachment] {
-	return ifAllowed(i, "volumeattachments", i.Attachments)
-}
-
-// DriversIfAllowed returns [Informers.Drivers] without making the resource required.
-func (i *Informers) DriversIfAllowed() Informer[*storagev1.CSIDriver] {
-	return ifAllowed(i, "csidrivers", i.Drivers)
-}
-
-// ifAllowed calls get without changing whether resource is required.
-func ifAllowed[T metav1.Object](i *Informers, resource string, get func() Informer[T]) Informer[T] {
-	i.mu.Lock()
-	required := i.required[resource][i.user]
-	i.mu.Unlock()
-	informer := get()
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.required[resource][i.user] = required
-	return informer
 }
 
 // Forbidden returns the errors of optional resources whose first list is forbidden, by resource. A view of [Informers.For]
@@ -359,7 +335,7 @@ func informerFor[T metav1.Object](
 	if i.required[resource] == nil {
 		i.required[resource] = map[string]bool{}
 	}
-	i.required[resource][i.user] = true
+	i.required[resource][i.user] = i.required[resource][i.user] || !i.optional
 	if informer, ok := i.informers[resource]; ok {
 		return Informer[T]{informer}
 	}

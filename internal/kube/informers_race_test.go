@@ -33,7 +33,7 @@ func TestRequestedDuringStart(t *testing.T) {
 		}
 	}()
 	for range 10000 {
-		i.ConfigMapIfAllowed("ns", "name")
+		i.IfAllowed().ConfigMap("ns", "name")
 	}
 	close(requested)
 	<-done
@@ -58,8 +58,8 @@ func TestScrapedDuringConstruction(t *testing.T) {
 	}()
 	<-begun
 	i.Claims()
-	i.PodsIfAllowed()
-	i.AttachmentsIfAllowed()
+	i.IfAllowed().Pods()
+	i.IfAllowed().Attachments()
 	<-done
 	if i.Synced() == nil {
 		t.Error("resources are synced that are not watched yet")

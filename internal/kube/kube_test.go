@@ -652,7 +652,7 @@ func TestSyncedNamesForbiddenResources(t *testing.T) {
 	informers.Volumes()
 	informers.For("attacher").Attachments()
 	optional := informers.For("resizer")
-	optional.AttachmentsIfAllowed()
+	optional.IfAllowed().Attachments()
 	ctx, stop := context.WithCancel(t.Context())
 	informers.Start(ctx)
 	defer informers.Shutdown()

@@ -89,12 +89,13 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		}
 		c.resources = append(c.resources, r)
 	}
+	optional := deps.Informers.IfAllowed()
 	if p.Deletes() {
-		attachments, pods := deps.Informers.AttachmentsIfAllowed(), deps.Informers.PodsIfAllowed()
+		attachments, pods := optional.Attachments(), optional.Pods()
 		c.attachments, c.pods = &attachments, &pods
 	}
 	if p.NodeCleanup != ModeOff && deps.Namespace != "" {
-		configMap := deps.Informers.ConfigMapIfAllowed(deps.Namespace, ConfigMapName(deps.Driver))
+		configMap := optional.ConfigMap(deps.Namespace, ConfigMapName(deps.Driver))
 		c.configMap = &configMap
 	}
 	c.metrics = newMetrics(deps.Registry, c.counts)
