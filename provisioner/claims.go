@@ -308,21 +308,21 @@ func (l *claimLoop) volumeDeleted(pv *corev1.PersistentVolume) {
 // watchOptional watches what claims may reference besides their class, where such kinds
 // exist, so that the claims need not wait for their back-off.
 func (l *claimLoop) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
-	watch := func(o *kube.OptionalInformer, resource schema.GroupVersionResource, changed func(old, now *metav1.PartialObjectMetadata)) {
-		wg.Go(func() {
-			o.Run(ctx, l.c.deps.Metadata, resource, kube.Handlers[*metav1.PartialObjectMetadata]{
-				Add: func(now *metav1.PartialObjectMetadata) { changed(nil, now) },
-				Update: func(old, now *metav1.PartialObjectMetadata) {
-					if old.ResourceVersion != now.ResourceVersion { // else it was listed again
-						changed(old, now)
-					}
-				},
-			})
+	watch := func(resource schema.GroupVersionResource, changed func(old, now *metav1.PartialObjectMetadata)) *kube.OptionalMetadata {
+		o := kube.NewOptionalMetadata(l.c.deps.Metadata, resource, kube.Handlers[*metav1.PartialObjectMetadata]{
+			Add: func(now *metav1.PartialObjectMetadata) { changed(nil, now) },
+			Update: func(old, now *metav1.PartialObjectMetadata) {
+				if old.ResourceVersion != now.ResourceVersion { // else it was listed again
+					changed(old, now)
+				}
+			},
 		})
+		wg.Go(func() { o.Run(ctx) })
+		return o
 	}
 	d := l.c.driver
 	if d.restores {
-		watch(&l.sources.snapshots, volumeSnapshots, func(old, s *metav1.PartialObjectMetadata) {
+		l.sources.snapshots = watch(volumeSnapshots, func(old, s *metav1.PartialObjectMetadata) {
 			if old == nil || isRestored(old) == isRestored(s) { // else the change is that of a sourceProtector
 				l.wake(kube.DependencyKey(kube.KindSnapshot, s.Namespace, s.Name))
 			}
@@ -330,12 +330,12 @@ func (l *claimLoop) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
 		})
 	}
 	if d.modifies && d.VolumeAttributesClass {
-		watch(&kube.OptionalInformer{}, attributesClasses, func(_, c *metav1.PartialObjectMetadata) {
+		watch(attributesClasses, func(_, c *metav1.PartialObjectMetadata) {
 			l.wake(kube.DependencyKey(kube.KindVolumeAttributesClass, "", c.Name))
 		})
 	}
 	if d.CrossNamespaceVolumeDataSource {
-		watch(&kube.OptionalInformer{}, referenceGrants, func(_, g *metav1.PartialObjectMetadata) {
+		watch(referenceGrants, func(_, g *metav1.PartialObjectMetadata) {
 			l.wake(kube.DependencyKey(kube.KindReferenceGrant, g.Namespace, ""))
 		})
 	}

@@ -199,8 +199,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { claimLoop.queue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { volumeLoop.queue.Run(ctx, c.cfg.WorkerThreads) })
-	sources.run(ctx, &wg)
 	claimLoop.watchOptional(ctx, &wg)
+	sources.run(ctx, &wg)
 	wg.Wait()
 	claimLoop.saveAll(ctx)
 	claimLoop.logUnrecorded(ctx)

@@ -31,7 +31,7 @@ type sourceProtector struct {
 	claims    *kube.TermCache[*corev1.PersistentVolumeClaim]
 	volumes   *kube.TermCache[*corev1.PersistentVolume]
 	ops       *operations
-	snapshots kube.OptionalInformer
+	snapshots *kube.OptionalMetadata            // nil unless snapshots are restored
 	locks     keylock.Locks[volumerules.Source] // shared while a source is protected, exclusive while it is released
 	protects  singleflight.Group                // claims that protect a source at the same time share the requests
 
@@ -252,8 +252,10 @@ func (p *sourceProtector) sweep(ctx context.Context) {
 	tick := time.NewTicker(p.c.cfg.SnapshotOrphanSweepInterval)
 	defer tick.Stop()
 	for {
-		for _, s := range p.snapshots.List() {
-			p.snapshotChanged(s, true)
+		if snapshots, _, _ := p.snapshots.Get(); snapshots != nil {
+			for _, s := range snapshots.List() {
+				p.snapshotChanged(s, true)
+			}
 		}
 		select {
 		case <-ctx.Done():

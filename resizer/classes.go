@@ -48,7 +48,7 @@ func logNoClasses(log klog.Logger, err error) {
 
 // awaitClasses enqueues the modifications when VolumeAttributesClasses can be listed.
 func (t *term) awaitClasses(ctx context.Context) {
-	if kube.Recheck(ctx, t.listClasses) {
+	if kube.Recheck(ctx, kube.LongestRecheck, t.listClasses) {
 		klog.FromContext(ctx).Info("Volumes are modified: VolumeAttributesClasses can be listed")
 		t.enqueueAll(t.queue.Add)
 	}
@@ -66,9 +66,8 @@ func (c *Controller) Ready() error {
 // classes there is no watch: a class is read for each attempt.
 func (t *term) watchClasses() {
 	t.classesWatched.Do(func() {
-		t.background.Go(func() {
-			(&kube.OptionalInformer{}).Run(t.ctx, t.c.deps.Metadata, attributesClasses, t.classHandlers())
-		})
+		classes := kube.NewOptionalMetadata(t.c.deps.Metadata, attributesClasses, t.classHandlers())
+		t.background.Go(func() { classes.Run(t.ctx) })
 	})
 }
 

@@ -83,10 +83,9 @@ func newClient[T object, L runtime.Object](
 
 // source returns the watch of the resource. Objects for which foreign returns true belong to other
 // drivers; it may also remove fields of an object.
-func (c client[T, L]) source(foreign func(T) bool, indexers cache.Indexers, failed func(resource string, err error)) kube.Source[L] {
+func (c client[T, L]) source(foreign func(T) bool, indexers cache.Indexers) kube.Source[L] {
 	return kube.Source[L]{
-		Object: c.empty(), List: c.List, Watch: c.Watch, Indexers: indexers,
-		Failed:    func(err error) { failed(c.resource.GroupResource().String(), err) },
+		Resource: c.resource, Object: c.empty(), List: c.List, Watch: c.Watch, Indexers: indexers,
 		Transform: func(obj any) (any, error) { return trim(obj, foreign), nil },
 	}
 }

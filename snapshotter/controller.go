@@ -5,7 +5,6 @@ package snapshotter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/keylock"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -66,8 +66,8 @@ type Controller struct {
 	driver driver
 
 	clients, watchClients clients
-	snapshots             *slot[snapshotWatches]
-	groups                *slot[groupWatches]
+	snapshots             *kube.Optional[snapshotWatches]
+	groups                *kube.Optional[groupWatches]
 
 	// The loops of the current term, for metrics; nil without the Lease.
 	contentLoop, groupLoop atomic.Pointer[gauges]
@@ -120,9 +120,10 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	}
 	c := &Controller{
 		cfg: cfg, deps: deps,
-		driver:    driver{Config: cfg, name: deps.Driver.Name, listSnapshots: caps.ListSnapshots, getSnapshot: caps.GetSnapshot},
-		snapshots: newSlot[snapshotWatches](), groups: newSlot[groupWatches](),
+		driver: driver{Config: cfg, name: deps.Driver.Name, listSnapshots: caps.ListSnapshots, getSnapshot: caps.GetSnapshot},
 	}
+	c.snapshots = optional(cfg.RecheckInterval, c.openSnapshots, "Idle: snapshot resources cannot be listed")
+	c.groups = optional(cfg.RecheckInterval, c.openGroups, logGroupsOff)
 	var err error
 	if c.clients, err = newClients(deps.API); err != nil {
 		return nil, err
@@ -137,73 +138,32 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 // Run reconciles until ctx ends, and returns its cause, or until the snapshot resources cannot be
 // listed any more. Then it returns nil, and [Controller.WaitAvailable] waits. It may be called again afterwards.
 func (c *Controller) Run(ctx context.Context) error {
-	w, _, _ := c.snapshots.get()
-	if w == nil || ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	work, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer closeOn(w.unavailable, cancel)()
-	var wg sync.WaitGroup
-	wg.Go(func() { c.runGroups(work) })
-	err := runLoop(work, c, loopDeps[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]{
-		name: queueContents, kind: snapshotKind, gauges: &c.contentLoop, watches: w, calls: snapshotCalls{c},
-		writer: c.clients.contents, status: c.clients.contents.status(), classes: c.clients.classes,
-		content: snapshotContent, class: snapshotClass,
+	return c.snapshots.Do(ctx, func(ctx context.Context, w *snapshotWatches) error {
+		ctx, cancel := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		wg.Go(func() { c.runGroups(ctx) })
+		return runLoop(ctx, c, loopDeps[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]{
+			name: queueContents, kind: snapshotKind, gauges: &c.contentLoop, watches: w, calls: snapshotCalls{c},
+			writer: c.clients.contents, status: c.clients.contents.status(), classes: c.clients.classes,
+			content: snapshotContent, class: snapshotClass,
+		})
 	})
-	cancel(err)
-	wg.Wait()
-	if isClosed(w.unavailable) {
-		c.snapshots.waitOther(ctx, w) // a caller that runs it again must not get the same watches
-		return context.Cause(ctx)
-	}
-	return err
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-// errUnavailable is the cause with which a loop ends whose resources cannot be listed any more.
-var errUnavailable = errors.New("the snapshot resources cannot be listed any more")
-
-// closeOn cancels with errUnavailable when unavailable is closed. stop ends the wait.
-func closeOn(unavailable <-chan struct{}, cancel context.CancelCauseFunc) (stop func()) {
-	stopped := make(chan struct{})
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		select {
-		case <-unavailable:
-			cancel(errUnavailable)
-		case <-stopped:
-		}
-	}()
-	return func() { close(stopped); <-done }
 }
 
 // runGroups reconciles VolumeGroupSnapshotContents while they are served, until ctx ends.
 func (c *Controller) runGroups(ctx context.Context) {
-	for ctx.Err() == nil {
-		w := c.groups.wait(ctx)
-		if w == nil {
-			return
-		}
-		work, cancel := context.WithCancelCause(ctx)
-		stop := closeOn(w.unavailable, cancel)
-		clients := c.clients.groups[w.version]
-		_ = runLoop(work, c, loopDeps[*groupv1.VolumeGroupSnapshotContent, *groupv1.VolumeGroupSnapshotClass]{
-			name: queueGroups, kind: groupKind, gauges: &c.groupLoop, watches: w, calls: groupCalls{c},
-			writer: clients.contents, status: clients.contents.status(), classes: clients.classes,
-			content: groupContent, class: groupClass,
-		}) // ends with work
-		stop()
-		cancel(nil)
-		c.groups.waitOther(ctx, w)
+	var err error
+	for err == nil { // else ctx has ended, or the process exits and the informers have stopped
+		c.groups.Wait(ctx)
+		err = c.groups.Do(ctx, func(ctx context.Context, w *groupWatches) error {
+			clients := c.clients.groups[w.version]
+			return runLoop(ctx, c, loopDeps[*groupv1.VolumeGroupSnapshotContent, *groupv1.VolumeGroupSnapshotClass]{
+				name: queueGroups, kind: groupKind, gauges: &c.groupLoop, watches: w, calls: groupCalls{c},
+				writer: clients.contents, status: clients.contents.status(), classes: clients.classes,
+				content: groupContent, class: groupClass,
+			})
+		})
 	}
 }

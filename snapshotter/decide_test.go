@@ -16,7 +16,6 @@ import (
 	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -586,20 +585,6 @@ func TestStatusPatch(t *testing.T) {
 		c.status = test.status
 		if got, err := test.change.patch(c); err != nil || string(got) != uid+test.want {
 			t.Errorf("%s: %s, %v", name, got, err)
-		}
-	}
-}
-
-func TestWatchErrorsAreLoggedOncePerMinute(t *testing.T) {
-	var e watchErrors
-	refused, expired := apierrors.NewInternalError(errors.New("the conversion webhook failed")), apierrors.NewResourceExpired("too old")
-	for i, test := range []struct {
-		err   error
-		after time.Duration
-		want  bool
-	}{{expired, 0, false}, {refused, 0, true}, {refused, 59 * time.Second, false}, {refused, time.Minute, true}} {
-		if due := e.isDue(test.err, time.Unix(1000, 0).Add(test.after)); due != test.want {
-			t.Errorf("%d: %t", i, due)
 		}
 	}
 }

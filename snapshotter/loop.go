@@ -171,7 +171,7 @@ func (l *loop[T, C]) other(c *content, handle string) (found *content) {
 
 // groupReadiness returns the readiness of the group with that handle, and whether its content is in the cache.
 func (c *Controller) groupReadiness(handle string) (_ groupReadiness, found bool) {
-	w, _, _ := c.groups.get()
+	w, _, _ := c.groups.Get()
 	switch {
 	case c.groupsOff() != nil:
 		return groupUnknown, false

@@ -370,7 +370,7 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 		})
 		f.start()
 		kubetest.Eventually(t, "the reason names the upgrade", func(context.Context) error {
-			if _, _, reason := f.c.groups.get(); !containsAll(reason.Error(), "only in version v1beta1", "8.4 or later") {
+			if _, _, reason := f.c.groups.Get(); !containsAll(reason.Error(), "only in version v1beta1", "8.4 or later") {
 				return reason
 			}
 			return nil

@@ -16,13 +16,11 @@ import (
 	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
-	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
@@ -251,56 +249,24 @@ func TestSnapshotterScenarioIdle(t *testing.T) {
 	})
 }
 
-// TestRunWaitsForTheRemovalOfWatches: callers run the controller again while the resources are watched.
-func TestRunWaitsForTheRemovalOfWatches(t *testing.T) {
-	f := newFixture(t, csitest.Config{}, nil)
-	registry, config := prometheus.NewRegistry(), f.ControlPlane.Config()
-	c, err := New(f.cfg, Deps{
-		Driver: csiclient.Driver{Name: f.Driver, Controller: csiclient.ControllerCapabilities{CreateDeleteSnapshot: true}},
-		Client: f.Client, API: config, Watches: config, Registry: registry, Queues: workloop.NewMetrics(registry), Events: f.events,
-	})
-	f.Must(err)
-	keepAll := func(*snapshotv1.VolumeSnapshotContent) bool { return false }
-	errs, opened := newWatchErrors(0), newSlot[snapshotWatches]()
-	o := openPair[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass](opened,
-		c.watchClients.contents.source(keepAll, indexers(snapshotContent), errs.failed),
-		c.watchClients.classes.source(func(*snapshotv1.VolumeSnapshotClass) bool { return false }, nil, errs.failed), errs, "v1")
-	notFound := apierrors.NewNotFound(schema.GroupResource{Resource: "volumesnapshotcontents"}, "")
-	errs.probe = func(context.Context) error { return notFound }
-	ended := make(chan error, 1)
-	go func() { ended <- o.run(t.Context()) }()
-	c.snapshots.set(opened.wait(t.Context()), nil)
-
-	ctx, stop := context.WithCancelCause(t.Context())
-	ran := make(chan error, 1)
-	go func() { ran <- c.Run(ctx) }()
-	loop := func(runs bool) {
-		kubetest.Eventually(t, fmt.Sprintf("the loop runs: %v", runs), func(context.Context) error {
-			if is := c.contentLoop.Load() != nil; is != runs {
-				return fmt.Errorf("it does: %v", is)
-			}
-			return nil
-		})
-	}
-	loop(true)
-	errs.failed("volumesnapshotcontents", notFound)
-	if err := <-ended; !apierrors.IsNotFound(err) {
-		t.Errorf("the watches ended with %v", err)
-	}
-	loop(false)
-	stop(workloop.ErrDrain)
-	if err := <-ran; !errors.Is(err, workloop.ErrDrain) {
-		t.Errorf("Run returned %v before the watches were removed", err)
-	}
-}
-
 // TestEndedContext: a loop that waits and runs until an error ends together with its context.
 func TestEndedContext(t *testing.T) {
 	ctx, stop := context.WithCancelCause(t.Context())
 	stop(workloop.ErrDrain)
-	for name, w := range map[string]*snapshotWatches{"no watches": nil, "watches": {unavailable: make(chan struct{})}} {
-		c := &Controller{snapshots: newSlot[snapshotWatches](), groups: newSlot[groupWatches]()}
-		c.snapshots.set(w, nil)
+	for name, failure := range map[string]error{"no watches": errors.New("the CRDs are not installed"), "watches": nil} {
+		open := func(context.Context) (w snapshotWatches, _ []kube.Watch, err error) { return w, nil, failure }
+		c := &Controller{snapshots: optional(time.Hour, open, "")}
+		serving, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c.snapshots.Run(serving)
+		}()
+		if failure == nil {
+			c.snapshots.Wait(t.Context())
+		}
+		stop()
+		<-done
 		if err := c.WaitAvailable(ctx); !errors.Is(err, workloop.ErrDrain) {
 			t.Errorf("%s: WaitAvailable returned %v", name, err)
 		}

@@ -359,16 +359,16 @@ func (i *Informers) watchFailed(ctx context.Context, resource string, r *cache.R
 	before := i.watchErrors[resource]
 	i.watchErrors[resource] = err
 	i.mu.Unlock()
-	reportWatchError(ctx, r, resource, before, err)
+	if apierrors.IsForbidden(err) {
+		reportForbidden(ctx, resource, before, err)
+		return
+	}
+	cache.DefaultWatchErrorHandler(ctx, r, err)
 }
 
-// reportWatchError logs an error of a list or watch. It logs once, not on every retry, that the resource is forbidden. before is the
-// previous error.
-func reportWatchError(ctx context.Context, r *cache.Reflector, resource string, before, err error) {
-	switch {
-	case !apierrors.IsForbidden(err):
-		cache.DefaultWatchErrorHandler(ctx, r, err)
-	case !apierrors.IsForbidden(before):
+// reportForbidden logs err, unless the previous error of the list or watch was the same: not on every retry.
+func reportForbidden(ctx context.Context, resource string, before, err error) {
+	if !apierrors.IsForbidden(before) {
 		klog.FromContext(ctx).Error(err, "List and watch are forbidden. Grant list and watch on the resource to the ServiceAccount",
 			"resource", resource)
 	}
