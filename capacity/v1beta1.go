@@ -68,7 +68,8 @@ func retry(ctx context.Context, f func() error) error {
 		}
 		var response apierrors.APIStatus
 		if errors.As(last, &response) {
-			if answered++; answered == answers {
+			answered++
+			if answered == answers {
 				return false, last
 			}
 		}

@@ -118,7 +118,8 @@ func (c *Client) changed(ctx context.Context) (changed, err error) {
 	}
 	c.mu.Lock()
 	node := c.nodeInfo
-	if changed = difference(c.driver, now); changed == nil {
+	changed = difference(c.driver, now)
+	if changed == nil {
 		c.driver.VendorVersion = now.VendorVersion
 	}
 	c.mu.Unlock()

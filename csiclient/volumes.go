@@ -77,7 +77,8 @@ func eachPage(what, method string, list func(token string) (entries, bytes int, 
 		hash := sha256.Sum256([]byte(token))
 		_, repeated := seen[hash]
 		seen[hash] = struct{}{}
-		switch listed += entries + 1; {
+		listed += entries + 1
+		switch {
 		case repeated:
 			err = fmt.Errorf("%s returned token %.100q twice. This is a bug of the driver", method, token)
 		case received > maxListResponse:

@@ -107,7 +107,8 @@ func (g *Guard) protect(next http.Handler) http.Handler {
 // review returns the HTTP status for r, 200 if r is authorized.
 func (g *Guard) review(r *http.Request) (int, error) {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	if token = strings.TrimSpace(token); !strings.EqualFold(scheme, "bearer") || token == "" {
+	token = strings.TrimSpace(token)
+	if !strings.EqualFold(scheme, "bearer") || token == "" {
 		return http.StatusUnauthorized, nil
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), reviewTimeout)

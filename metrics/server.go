@@ -264,7 +264,8 @@ func (s *Server) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for i, e := range s.endpoints {
 		wg.Go(func() {
-			if errs[i] = e.run(ctx); errs[i] != nil {
+			errs[i] = e.run(ctx)
+			if errs[i] != nil {
 				stop()
 			}
 		})
@@ -306,7 +307,8 @@ func (s *Server) serveChecks(list *[]namedCheck, failedStatus int) http.HandlerF
 		checks := slices.Clone(*list)
 		s.mu.Unlock()
 		if name := r.PathValue("check"); name != "" {
-			if checks = slices.DeleteFunc(checks, func(c namedCheck) bool { return c.name != name }); len(checks) == 0 {
+			checks = slices.DeleteFunc(checks, func(c namedCheck) bool { return c.name != name })
+			if len(checks) == 0 {
 				http.NotFound(w, r)
 				return
 			}

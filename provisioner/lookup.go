@@ -51,7 +51,8 @@ type referenceReader struct{ c *Controller }
 // decide about the content of a volume, and such claims are few.
 func (t referenceReader) resolve(ctx context.Context, claim *corev1.PersistentVolumeClaim) *resolvedRefs {
 	f := &resolvedRefs{}
-	if f.source, f.err = volumerules.SourceOf(claim, t.c.cfg.CrossNamespaceVolumeDataSource); f.err != nil {
+	f.source, f.err = volumerules.SourceOf(claim, t.c.cfg.CrossNamespaceVolumeDataSource)
+	if f.err != nil {
 		return f
 	}
 	if f.source != nil {

@@ -58,7 +58,8 @@ func (o *operations) changed(key claimKey, before, after call) {
 	case was == nil && is != nil:
 		o.copies[*is]++
 	case was != nil && is == nil:
-		if o.copies[*was]--; o.copies[*was] == 0 {
+		o.copies[*was]--
+		if o.copies[*was] == 0 {
 			delete(o.copies, *was)
 		}
 		o.sourceReleased(was)

@@ -133,7 +133,8 @@ func (o *nodeOwnership) schedule(key claimKey) {
 		r.began = time.Now()
 	}
 	if r.due.IsZero() {
-		if o.competing++; o.competing == 1 {
+		o.competing++
+		if o.competing == 1 {
 			o.notBefore(time.Now().Add(randomDuration(o.pace())))
 		}
 	}
@@ -145,7 +146,8 @@ func (o *nodeOwnership) schedule(key claimKey) {
 // end ends the race for a claim until it is scheduled again. The caller holds mu.
 func (o *nodeOwnership) end(key claimKey, tries int) {
 	if !o.races[key].due.IsZero() {
-		if o.competing--; o.competing == 0 {
+		o.competing--
+		if o.competing == 0 {
 			o.won = nil
 		}
 	}

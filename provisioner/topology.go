@@ -105,7 +105,10 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 	default:
 		if r.node != "" {
 			requisite = known.Segments(keys)
-		} else if requisite = known.AllSegments(); len(requisite) == 0 {
+			break
+		}
+		requisite = known.AllSegments()
+		if len(requisite) == 0 {
 			return nil, noSegments(known.Missing())
 		}
 	}

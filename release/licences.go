@@ -92,7 +92,8 @@ func licenceOf(module, version, dir string) (licence, error) {
 		l.text = append(append(l.text, text...), '\n')
 	}
 	slices.Sort(l.ids)
-	if l.ids = slices.Compact(l.ids); len(l.ids) == 0 {
+	l.ids = slices.Compact(l.ids)
+	if len(l.ids) == 0 {
 		return l, fmt.Errorf("module %s %s has no licence that is recognized in %s", module, version, dir)
 	}
 	return l, nil

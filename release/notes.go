@@ -31,7 +31,8 @@ func section(changelog string, headings ...string) (string, error) {
 	for _, h := range headings {
 		for part := range strings.SplitSeq("\n"+changelog, "\n## ") {
 			title, text, _ := strings.Cut(part, "\n")
-			if text = strings.TrimSpace(text); text != "" && strings.TrimPrefix(strings.Fields(title + " -")[0], "v") == h {
+			text = strings.TrimSpace(text)
+			if text != "" && strings.TrimPrefix(strings.Fields(title + " -")[0], "v") == h {
 				return text, nil
 			}
 		}

@@ -96,7 +96,8 @@ func (a *attempt) retry(s claimState, step step, err error) (bool, error) {
 	case kube.IsNotFound(err):
 		return true, nil
 	case apierrors.IsConflict(err):
-		if a.conflicts++; a.conflicts > maxConflicts {
+		a.conflicts++
+		if a.conflicts > maxConflicts {
 			return false, fmt.Errorf("%w: %w", errConflicts, err)
 		}
 		return true, nil

@@ -129,7 +129,8 @@ func applied[T object](live T, change statusChange) T {
 			members = map[string]any{}
 		}
 		for name, value := range change {
-			if members[name] = value; value == nil {
+			members[name] = value
+			if value == nil {
 				delete(members, name)
 			}
 		}

@@ -190,7 +190,8 @@ func (w workload) commandLine(ctx context.Context, client kubernetes.Interface, 
 		if l == nil {
 			continue
 		}
-		if found = append(found, c.Name); len(found) > 1 {
+		found = append(found, c.Name)
+		if len(found) > 1 {
 			continue
 		}
 		line = l

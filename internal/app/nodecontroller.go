@@ -118,7 +118,8 @@ func validateNodecontroller(s settings.Settings) error {
 	var resolve error
 	if driver := cfg.Driver(); driver != "" {
 		var resolved nodecontroller.Config
-		if resolved, _, resolve = cfg.Resolve(driver); resolve == nil {
+		resolved, _, resolve = cfg.Resolve(driver)
+		if resolve == nil {
 			cfg = resolved
 		}
 	}

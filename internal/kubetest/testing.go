@@ -193,7 +193,8 @@ func Await(ctx context.Context, check func(ctx context.Context) error) error {
 	for {
 		one, cancel := context.WithTimeout(ctx, checkCap)
 		last := check(one)
-		if cancel(); last == nil {
+		cancel()
+		if last == nil {
 			return nil
 		}
 		if err == nil || ctx.Err() == nil { // that the time is over tells less than what was found before

@@ -187,7 +187,8 @@ func wrapped(text string) string {
 	var b strings.Builder
 	width := maxWidth
 	for _, word := range strings.Fields(text) {
-		if width += 1 + len(word); width > maxWidth {
+		width += 1 + len(word)
+		if width > maxWidth {
 			b.WriteString("\n      ")
 			width = 7 + len(word)
 		}

@@ -214,7 +214,8 @@ func (r reader) bind(key string, o Option, flags []*pflag.Flag) {
 	}
 	for _, env := range names {
 		if value, ok := os.LookupEnv(env); ok && value != "" {
-			if r.v.Set(key, value); isTexts {
+			r.v.Set(key, value)
+			if isTexts {
 				r.v.Set(key, splitLines(value))
 			}
 			r.s.origins[key] = OriginEnvironment

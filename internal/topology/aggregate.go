@@ -140,7 +140,8 @@ func (a *Aggregate) SetKeys(name string, keys []string, exists bool) (changed bo
 	}
 	a.add(n, -1)
 	if text := joined(n.keys); len(n.keys) > 0 {
-		if a.sets[text].csiNodes--; a.sets[text].csiNodes == 0 {
+		a.sets[text].csiNodes--
+		if a.sets[text].csiNodes == 0 {
 			delete(a.sets, text)
 		}
 	}
@@ -216,7 +217,8 @@ func (s *keySet) add(labels map[string]string, n int) string {
 		c = &counted{segment: segment}
 		s.counts[text], s.sorted = c, nil
 	}
-	if c.nodes += n; c.nodes == 0 {
+	c.nodes += n
+	if c.nodes == 0 {
 		delete(s.counts, text)
 		s.sorted = nil
 	}

@@ -113,7 +113,8 @@ func (q *fairQueue[K]) release(key K) {
 	defer q.mu.Unlock()
 	if name, ok := q.names[key]; ok {
 		delete(q.names, key)
-		if q.work[name]--; q.work[name] == 0 {
+		q.work[name]--
+		if q.work[name] == 0 {
 			delete(q.work, name)
 		}
 	}

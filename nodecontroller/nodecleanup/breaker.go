@@ -42,7 +42,8 @@ func (t *observer) verdict(ctx context.Context) verdict {
 		unkept := !m.pending && slices.ContainsFunc(m.keepers, func(h string) bool { return !t.c.index.stays(h) })
 		if m.host == nil || leaving || unkept {
 			_, err := t.gather(ctx, host)
-			if m = t.recall(host); err != nil {
+			m = t.recall(host)
+			if err != nil {
 				m.pending = true
 			}
 		}

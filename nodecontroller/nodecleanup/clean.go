@@ -25,7 +25,8 @@ func (p pass) clean(ctx context.Context) (next time.Time, err error) {
 	for _, v := range shuffled(p.h.volumes) {
 		at, full, err := p.cleanVolume(ctx, v)
 		next = earliest(next, at)
-		if errs = append(errs, p.failedVolume(v, err)); full || err != nil && !isAnswer(err) {
+		errs = append(errs, p.failedVolume(v, err))
+		if full || err != nil && !isAnswer(err) {
 			return next, errors.Join(errs...)
 		}
 	}
@@ -40,14 +41,16 @@ func (p pass) clean(ctx context.Context) (next time.Time, err error) {
 			continue
 		}
 		r, err := p.cleaner.removeUnbound(ctx, p.h, claim)
-		if p.remember(p.h.value, func(m *memory) { m.sent[claim.UID] = r.done }); r.done && !p.policy.dryRun {
+		p.remember(p.h.value, func(m *memory) { m.sent[claim.UID] = r.done })
+		if r.done && !p.policy.dryRun {
 			p.claims.MarkDeleted(claim)
 		}
 		if len(r.reasons) > 0 {
 			p.c.notify.seldom(claim, reasonSkipped, r.reasons[0].name, "Nothing is cleaned up: "+r.reasons[0].String())
 			next = earliest(next, p.retryAt(r.reasons))
 		}
-		if errs = append(errs, err); err != nil && !isAnswer(err) {
+		errs = append(errs, err)
+		if err != nil && !isAnswer(err) {
 			return next, errors.Join(errs...)
 		}
 	}
@@ -70,7 +73,8 @@ func (p pass) cleanHostResources(ctx context.Context, next time.Time) (time.Time
 	}
 	if why != "" {
 		klog.FromContext(ctx).V(2).Info("Custom resources are kept", "reason", why)
-		if p.remember(p.h.value, func(m *memory) { m.resource = false }); p.h.state == missing {
+		p.remember(p.h.value, func(m *memory) { m.resource = false })
+		if p.h.state == missing {
 			next = earliest(next, time.Now().Add(later))
 		}
 	}

@@ -108,7 +108,8 @@ func (c *command) prepare(ctx context.Context) (found []volume, err error) {
 			return nil, err
 		}
 		for _, r := range ParseLostNodes(cm) {
-			if c.records[r.Value] = r; r.Node == c.request.Node {
+			c.records[r.Value] = r
+			if r.Node == c.request.Node {
 				*named = sorted(*named, []string{r.Value})
 			}
 		}
@@ -155,7 +156,8 @@ func (c *command) cluster(ctx context.Context, _ bool) (s cluster, err error) {
 	var lost []string
 	held := false
 	for _, r := range c.records {
-		if held = held || r.opens(); !r.Planned && !r.OptedOut {
+		held = held || r.opens()
+		if !r.Planned && !r.OptedOut {
 			lost = append(lost, r.Value)
 		}
 	}

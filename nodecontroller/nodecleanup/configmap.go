@@ -189,7 +189,8 @@ func (r *records) write(ctx context.Context, next recordSet) (err error) {
 		if err != nil {
 			return fmt.Errorf("encoding the record of host %q: %w", value, err)
 		}
-		if cm.Data[value] = string(text); n.Unparsable && r.cm != nil {
+		cm.Data[value] = string(text)
+		if n.Unparsable && r.cm != nil {
 			cm.Data[value] = r.cm.Data[value] // for the person who corrects it
 		}
 	}

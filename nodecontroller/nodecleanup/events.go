@@ -80,7 +80,8 @@ func (n *notifier) warn(obj object, reason, format string, args ...any) {
 // volume sends an event about a volume and its claim.
 func (n *notifier) volume(v volume, kind, reason, format string, args ...any) {
 	message := n.prefix + fmt.Sprintf(format, args...)
-	if n.send(v.pv, kind, reason, message); v.claim != nil {
+	n.send(v.pv, kind, reason, message)
+	if v.claim != nil {
 		n.send(v.claim, kind, reason, message)
 	}
 }

@@ -51,11 +51,13 @@ func (r *relation) set(object string, values []string) []string {
 	defer r.mu.Unlock()
 	old := r.values[object]
 	for _, v := range old {
-		if delete(r.objects[v], object); len(r.objects[v]) == 0 {
+		delete(r.objects[v], object)
+		if len(r.objects[v]) == 0 {
 			delete(r.objects, v)
 		}
 	}
-	if delete(r.values, object); len(values) > 0 {
+	delete(r.values, object)
+	if len(values) > 0 {
 		r.values[object] = values
 	}
 	for _, v := range values {
@@ -149,7 +151,8 @@ func (i *index) rekey(key string) {
 func (i *index) setCSINode(name string, d *storagev1.CSINodeDriver, exists bool) (touched []string, rekeyed bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if delete(i.csi, name); exists {
+	delete(i.csi, name)
+	if exists {
 		i.csi[name] = d
 	}
 	touched = i.rename(name)
@@ -163,7 +166,8 @@ func (i *index) setCSINode(name string, d *storagev1.CSINodeDriver, exists bool)
 		}
 	}
 	keys = sorted(keys)
-	if i.several = len(keys) > 1; len(keys) != 1 || keys[0] == i.key {
+	i.several = len(keys) > 1
+	if len(keys) != 1 || keys[0] == i.key {
 		return touched, false
 	}
 	i.rekey(keys[0])
@@ -233,7 +237,8 @@ func (i *index) locate(host, name string) (state presence, nodes []*corev1.Node)
 	for _, n := range sorted(i.names.with(host), []string{name}) {
 		node := i.nodes[n]
 		_, exists := i.csi[n]
-		switch csi = csi || exists; {
+		csi = csi || exists
+		switch {
 		case node == nil:
 			continue
 		case node.DeletionTimestamp == nil && slices.Contains(i.names.of(n), host):
@@ -263,7 +268,8 @@ func (i *index) created(value string) (latest metav1.Time, ok bool) {
 	defer i.mu.RUnlock()
 	for _, name := range i.names.with(value) {
 		if n := i.nodes[name]; n != nil && n.DeletionTimestamp == nil {
-			if ok = true; latest.Before(&n.CreationTimestamp) {
+			ok = true
+			if latest.Before(&n.CreationTimestamp) {
 				latest = n.CreationTimestamp
 			}
 		}

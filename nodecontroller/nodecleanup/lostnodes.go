@@ -67,7 +67,8 @@ func (s recordSet) approve(now time.Time) (problems []string) {
 	end, err := time.Parse(time.RFC3339, until)
 	var rest []string
 	for name := range strings.SplitSeq(text, ",") {
-		switch name = strings.TrimSpace(name); {
+		name = strings.TrimSpace(name)
+		switch {
 		case name == "":
 			continue
 		case until != "" && err != nil:
@@ -89,7 +90,8 @@ func (s recordSet) approve(now time.Time) (problems []string) {
 	if text == "" || len(rest) > 0 && strings.Join(rest, ",") == text {
 		return problems
 	}
-	if s.annotations[AnnotationApprove] = strings.Join(rest, ","); len(rest) == 0 {
+	s.annotations[AnnotationApprove] = strings.Join(rest, ",")
+	if len(rest) == 0 {
 		delete(s.annotations, AnnotationApprove)
 		delete(s.annotations, AnnotationApproveUntil)
 	}
@@ -102,7 +104,8 @@ func (s recordSet) approveNamed(name string, now time.Time) (found bool) {
 		if name != "*" && name != value && name != r.Node || r.Unparsable || r.returned() {
 			continue
 		}
-		if found = true; r.Approved.IsZero() || r.Held != "" {
+		found = true
+		if r.Approved.IsZero() || r.Held != "" {
 			r.Approved, r.Held = now.UTC().Truncate(time.Second), ""
 			s.lost[value] = r
 		}

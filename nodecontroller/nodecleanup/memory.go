@@ -130,7 +130,8 @@ func (r *memories) count(n *counts, c cluster) {
 			if st.check == checkPolicy && !r.policy.Deletes() { // no deletion is expected
 				st.check = ""
 			}
-			if n.states[st.state]++; st.check != "" {
+			n.states[st.state]++
+			if st.check != "" {
 				n.blocked[st.check]++
 			}
 		}

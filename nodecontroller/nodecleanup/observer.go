@@ -78,10 +78,12 @@ func (t *observer) checkLost(ctx context.Context) (next time.Time, err error) {
 			t.identify(ctx)
 			returned, err = t.keep(ctx, first)
 		}
-		if t.report(ctx, "the records of lost nodes", err); err != nil {
+		t.report(ctx, "the records of lost nodes", err)
+		if err != nil {
 			return time.Time{}, err
 		}
-		if t.kept.Store(true); first {
+		t.kept.Store(true)
+		if first {
 			close(t.checked)
 		}
 	}
@@ -129,7 +131,8 @@ func (t *observer) keep(ctx context.Context, first bool) (returned []string, err
 	}
 	last := t.records.lastCheck()
 	due := first || last.After(time.Now()) || time.Since(last) > t.policy.LookInterval-time.Second
-	if due = due && len(records) > 0; due {
+	due = due && len(records) > 0
+	if due {
 		if err := t.list(ctx, 0); err != nil {
 			return nil, err
 		}
@@ -137,7 +140,8 @@ func (t *observer) keep(ctx context.Context, first bool) (returned []string, err
 	var problems []string
 	err = t.records.change(ctx, func(s recordSet) {
 		now := time.Now()
-		if t.annotate(s); due {
+		t.annotate(s)
+		if due {
 			returned = t.recordCheck(s, last, now)
 		}
 		problems = s.approve(now) // after recordCheck, which ends earlier approvals
@@ -176,7 +180,8 @@ func (t *observer) recordCheck(s recordSet, last, now time.Time) (returned []str
 			r, returned = r.interrupted(), append(returned, value)
 		case gap:
 			since := r.Since
-			if r = r.interrupted(); !since.IsZero() {
+			r = r.interrupted()
+			if !since.IsZero() {
 				r.Since = now.UTC().Truncate(time.Millisecond)
 			}
 		}
@@ -259,12 +264,14 @@ func (t *observer) cachedCluster(ctx context.Context) cluster {
 // cluster reads the state of the cluster from the API server, if sanity is set.
 func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
 	c := t.cachedCluster(ctx)
-	if c.readyNode, c.sameCluster = false, false; !sanity {
+	c.readyNode, c.sameCluster = false, false
+	if !sanity {
 		return c, nil
 	}
 	listed := t.lastListed()
 	bare, foreign := listed.ambiguous()
-	if c.bare = sorted(c.bare, bare); len(foreign) > 0 && !t.c.index.fixed {
+	c.bare = sorted(c.bare, bare)
+	if len(foreign) > 0 && !t.c.index.fixed {
 		c.keyProblem = notSingle(listed.nodes[foreign[0]], listed.key)
 	}
 	var err error
@@ -328,7 +335,8 @@ func (t *observer) acts(ctx context.Context, hosts []string) (wrote bool, err er
 // about the first of nodes, or else the CSIDriver.
 func (t *observer) report(ctx context.Context, what string, err error, nodes ...*corev1.Node) {
 	t.seen.Lock()
-	if delete(t.forbidden, what); apierrors.IsForbidden(err) {
+	delete(t.forbidden, what)
+	if apierrors.IsForbidden(err) {
 		t.forbidden[what] = true
 	}
 	t.seen.Unlock()

@@ -170,7 +170,8 @@ func Consent(annotation, kind string, obj metav1.Object) (value, refusal string)
 // optOut returns why one of nodes opts out, or "".
 func optOut(annotation string, nodes ...*corev1.Node) (refusal string) {
 	for _, n := range nodes {
-		if _, refusal = Consent(annotation, "Node", n); refusal != "" {
+		_, refusal = Consent(annotation, "Node", n)
+		if refusal != "" {
 			return refusal
 		}
 	}

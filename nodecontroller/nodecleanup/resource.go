@@ -88,12 +88,14 @@ func (r *Resource) set(key, value string) error {
 		return qualified("finalizer", value)
 	case "mark":
 		k, v, ok := strings.Cut(value, "=")
-		if r.MarkKey, r.MarkValue = k, v; !ok {
+		r.MarkKey, r.MarkValue = k, v
+		if !ok {
 			return fmt.Errorf("mark: must be annotation=value, got %q", value)
 		}
 		return qualified("mark", k)
 	case "when":
-		if r.When = ResourceWhen(value); r.When != WhenNodeTerminating && r.When != WhenNodeGone {
+		r.When = ResourceWhen(value)
+		if r.When != WhenNodeTerminating && r.When != WhenNodeGone {
 			return fmt.Errorf("when: must be %s or %s, got %q", WhenNodeTerminating, WhenNodeGone, value)
 		}
 	default:

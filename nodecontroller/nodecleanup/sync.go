@@ -95,7 +95,8 @@ func (t *term) bounded(ctx context.Context, h host, next time.Time, err error) (
 		return next, err
 	case !now.Before(end):
 		unrecorded, failed := t.release(ctx, h, t.policy.timedOut())
-		if next = (time.Time{}); unrecorded {
+		next = time.Time{}
+		if unrecorded {
 			next = now.Add(stale)
 			t.c.notify.seldom(t.policy.waiting(h)[0], reasonBlocked, "unrecorded", "The Node has opted out of the cleanup. It keeps its "+
 				"finalizer until the opt-out can be written to ConfigMap "+ConfigMapName(t.policy.driver))
@@ -125,7 +126,8 @@ func (t *term) gatherHost(ctx context.Context, value string) (host, error) {
 			return h, err
 		}
 		if v.pv != nil {
-			if v.unread = err; err != nil {
+			v.unread = err
+			if err != nil {
 				v.hosts = []host{h}
 			}
 			v.sent = m.sent[v.pv.UID]
@@ -194,7 +196,8 @@ func (t *term) writeRecord(ctx context.Context, h host) error {
 		return nil
 	}
 	err := t.records.change(ctx, func(s recordSet) {
-		if current = s.lost[h.value] == before; !current {
+		current = s.lost[h.value] == before
+		if !current {
 			return // an approval, a hold or a check of the lost nodes has changed it
 		}
 		if len(s.lost) == 0 { // without records there are no checks
@@ -275,7 +278,8 @@ func (t *term) leaves(ctx context.Context, h host) (left, again bool, err error)
 		return false, false, nil
 	}
 	nodes, err := t.customResources(ctx, "")
-	if left = slices.ContainsFunc(h.names(), func(name string) bool { return len(nodes[name]) > 0 }); left {
+	left = slices.ContainsFunc(h.names(), func(name string) bool { return len(nodes[name]) > 0 })
+	if left {
 		t.remember(h.value, func(m *memory) { m.resource = true })
 	}
 	return left, left, err

@@ -198,7 +198,8 @@ func (m *Manager) read(ctx context.Context) (cert, key []byte, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading Secret %q: %w", m.secret, err)
 	}
-	if cert, key = secret.Data[certName], secret.Data[keyName]; len(cert) == 0 && len(key) == 0 {
+	cert, key = secret.Data[certName], secret.Data[keyName]
+	if len(cert) == 0 && len(key) == 0 {
 		err = fmt.Errorf("reading Secret %q: it has no %s and %s", m.secret, certName, keyName)
 	}
 	return cert, key, err

@@ -50,7 +50,8 @@ func (m *Manager) renewLogged(ctx context.Context) {
 	problem := ""
 	if err := m.renew(ctx); err != nil && ctx.Err() == nil {
 		m.renewals.WithLabelValues("error").Inc()
-		if problem = err.Error(); problem != m.notRenewed { // not in every round
+		problem = err.Error()
+		if problem != m.notRenewed { // not in every round
 			klog.FromContext(ctx).Error(err, "Renewing the serving certificate failed, retrying")
 		}
 	}

@@ -104,7 +104,8 @@ func (b *bench) end(begin sample, name string, n int, took time.Duration, latenc
 	}
 	for _, r := range records {
 		if r.Object.Resource != "" && !ofControlPlane(r.UserAgent) && (r.Verb != "watch" || r.Stage == "ResponseStarted") {
-			if p.Requests[r.Verb+" "+r.Resource()]++; r.Object.Resource != "leases" && r.Answered.After(p.last) {
+			p.Requests[r.Verb+" "+r.Resource()]++
+			if r.Object.Resource != "leases" && r.Answered.After(p.last) {
 				p.last = r.Answered
 			}
 		}

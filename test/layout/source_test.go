@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -78,6 +79,32 @@ func goFiles(t *testing.T) []file {
 		files = append(files, file{path: path, text: string(text), syntax: syntax, set: set})
 	}
 	return files
+}
+
+// TestConditionsHaveNoEffect: the statement before the semicolon of an if or switch only defines variables, or sets err.
+func TestConditionsHaveNoEffect(t *testing.T) {
+	for _, f := range goFiles(t) {
+		ast.Inspect(f.syntax, func(n ast.Node) bool {
+			var before ast.Stmt
+			switch n := n.(type) {
+			case *ast.IfStmt:
+				before = n.Init
+			case *ast.SwitchStmt:
+				before = n.Init
+			}
+			if before != nil && f.product() && !setsError(before) {
+				t.Errorf("%s:%d: an effect in a condition: write it on a line of its own", f.path, f.line(before.Pos()))
+			}
+			return true
+		})
+	}
+}
+
+// setsError reports whether s defines variables, or sets err.
+func setsError(s ast.Stmt) bool {
+	assign, ok := s.(*ast.AssignStmt)
+	isError := func(e ast.Expr) bool { id, ok := e.(*ast.Ident); return ok && id.Name == "err" }
+	return ok && (assign.Tok == token.DEFINE || slices.ContainsFunc(assign.Lhs, isError))
 }
 
 // maxColumns is the width of Go lines, with tabs of 4.

@@ -89,7 +89,8 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 			return nil
 		}
 		s.mu.Lock()
-		if from.unlisted[r.Resource] = nil; r.Initial {
+		from.unlisted[r.Resource] = nil
+		if r.Initial {
 			from.listed[r.Resource] = s.api.Version()
 		}
 		s.mu.Unlock()

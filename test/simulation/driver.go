@@ -211,7 +211,8 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 	}
 	if v.delay {
 		late := &operation{replica: from, kind: callResponse, name: "response to " + method + " " + volumeOf(r)}
-		if v, ok = s.gate.wait(ctx, late); !ok {
+		v, ok = s.gate.wait(ctx, late)
+		if !ok {
 			err = status.FromContextError(context.Canceled).Err()
 		}
 	}

@@ -181,7 +181,8 @@ func mayClean(reads map[string]reading, number int, obj metav1.Object) (*corev1.
 	pv, isVolume := obj.(*corev1.PersistentVolume)
 	if claim, ok := obj.(*corev1.PersistentVolumeClaim); ok {
 		read := reads[readKey("persistentvolumes", "", claim.Spec.VolumeName)]
-		if pv, ok = read.obj.(*corev1.PersistentVolume); !ok || pv.Spec.ClaimRef.UID != claim.UID {
+		pv, ok = read.obj.(*corev1.PersistentVolume)
+		if !ok || pv.Spec.ClaimRef.UID != claim.UID {
 			return nil, errors.New("its volume was not read")
 		}
 	}

@@ -18,7 +18,8 @@ const minimizeRuns = 150
 func Minimize(t *testing.T, h History) History {
 	runs := 0
 	try := func(choices []uint16) bool {
-		if runs++; runs > minimizeRuns {
+		runs++
+		if runs > minimizeRuns {
 			return false
 		}
 		shorter := Run(t, 0, choices)
@@ -34,7 +35,8 @@ func Minimize(t *testing.T, h History) History {
 				continue
 			}
 			zeros := slices.Clone(h.Choices)
-			if clear(zeros[i : i+size]); !slices.Equal(zeros, h.Choices) {
+			clear(zeros[i : i+size])
+			if !slices.Equal(zeros, h.Choices) {
 				try(zeros)
 			}
 		}

@@ -32,7 +32,8 @@ const restIdle = 5 * time.Second
 func (s *simulation) chaos(steps int) {
 	for range steps {
 		s.nextStep()
-		if s.check(); s.history.Violation != "" {
+		s.check()
+		if s.history.Violation != "" {
 			return
 		}
 		s.restartReplicas()
@@ -225,7 +226,8 @@ func (s *simulation) callFault(o *operation) (verdict, string) {
 	ends := csiclient.OutcomeOf(err) == csiclient.Final
 	final := ends && code != codes.Internal && code != codes.Unknown
 	if ends && (o.method == "CreateVolume" || o.method == "CreateSnapshot") {
-		if final = !s.has(o.volume); !final {
+		final = !s.has(o.volume)
+		if !final {
 			code, err = codes.Unavailable, status.Error(codes.Unavailable, "simulated")
 		}
 	}

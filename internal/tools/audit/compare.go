@@ -329,7 +329,8 @@ func (c comparison) handleOf(va *storagev1.VolumeAttachment, volumes map[string]
 // handleOfVolume returns the handle of pv like [migration.HandleOf]. If labels or node affinity
 // prevent the translation, it translates the source alone.
 func (c comparison) handleOfVolume(pv *corev1.PersistentVolume) (handle string, inTree, ok bool) {
-	if handle, inTree, ok = migration.HandleOf(c.driver, pv); ok {
+	handle, inTree, ok = migration.HandleOf(c.driver, pv)
+	if ok {
 		return handle, inTree, true
 	}
 	source := corev1.PersistentVolumeSpec{PersistentVolumeSource: pv.Spec.PersistentVolumeSource}

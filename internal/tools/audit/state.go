@@ -135,7 +135,8 @@ func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error
 			r.foreign[namespace+"/"+name] = uid
 			continue
 		}
-		if state.Others["VolumeSnapshotContent "+c.GetName()] = c; handle == "" {
+		state.Others["VolumeSnapshotContent "+c.GetName()] = c
+		if handle == "" {
 			state.Creating++
 			continue
 		}

@@ -70,7 +70,8 @@ func (g *gatherer) gatherClaim(ctx context.Context) error {
 	}
 	f.volume = g.volume(ctx, volume)
 	g.class(ctx, claim)
-	if f.driver = driverOfClaim(claim, f.class.value); f.volume.found && (f.driver == "" || claim.Spec.VolumeName != "") {
+	f.driver = driverOfClaim(claim, f.class.value)
+	if f.volume.found && (f.driver == "" || claim.Spec.VolumeName != "") {
 		f.driver = migration.DriverOfVolume(f.volume.value)
 	}
 	roles := []string{roleProvisioner}
@@ -139,7 +140,8 @@ func (g *gatherer) provisioning(ctx context.Context, claim *corev1.PersistentVol
 		g.capacities(ctx)
 	}
 	source, err := volumerules.SourceOf(claim, true)
-	if f.sourceErr = err; source != nil {
+	f.sourceErr = err
+	if source != nil {
 		g.source(ctx, claim, *source)
 	}
 }

@@ -182,7 +182,8 @@ func checkAliases(root *yaml.Node) error {
 			if err != nil {
 				return 0, err
 			}
-			if sum += more; sum > maxNodes {
+			sum += more
+			if sum > maxNodes {
 				return 0, fmt.Errorf("line %d: aliases make the document larger than %d values", n.Line, maxNodes)
 			}
 		}

@@ -100,7 +100,8 @@ func Control(dir, verb, component string) error {
 	if err != nil {
 		return fmt.Errorf("the control plane in %s ended: %w", dir, err)
 	}
-	if answer = strings.TrimSpace(answer); answer != "ok" {
+	answer = strings.TrimSpace(answer)
+	if answer != "ok" {
 		return errors.New(strings.ReplaceAll(answer, "\v", "\n"))
 	}
 	return nil
