@@ -21,97 +21,86 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// applier carries out what decide chose for a claim: one call, or one write.
-type applier struct {
-	c         *Controller
-	claims    *kube.TermCache[*corev1.PersistentVolumeClaim]
-	volumes   *kube.TermCache[*corev1.PersistentVolume]
-	ops       *operations
-	sources   *sourceProtector
-	ownership *nodeOwnership
-	users     volumeUsers
-}
-
 // apply returns the change of the call that follows from a step, and adds to r what the step has
 // read. With an error the claim is retried after its back-off; the event was sent then,
 // if the error concerns the user.
-func (a *applier) apply(ctx context.Context, key claimKey, s claimState, step step, r *reads) (change, error) {
+func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step step, r *reads) (change, error) {
 	none := change{}
 	switch step.action {
 	case doRetry:
-		a.c.metrics.claimFailed(s.claim)
+		l.c.metrics.claimFailed(s.claim)
 		return none, step.err
 	case doFail:
-		return a.reportFailure(s, step.err)
+		return l.reportFailure(s, step.err)
 	case doScheduleClaiming:
-		a.ownership.schedule(key)
+		l.ownership.schedule(key)
 		return none, nil
 	case doSelectThisNode:
-		return none, a.ownership.selectThisNode(ctx, key, s)
+		return none, l.ownership.selectThisNode(ctx, key, s)
 	case doReschedule:
-		return none, a.reschedule(ctx, key, s.claim, step.err)
+		return none, l.reschedule(ctx, key, s.claim, step.err)
 	case doReadReferences:
-		r.refs = referenceReader{a.c}.resolve(ctx, s.claim)
+		r.refs = referenceReader{l.c}.resolve(ctx, s.claim)
 		return none, nil
 	case doReadClaim:
-		return none, a.readClaim(ctx, key, s.claim, r)
+		return none, l.readClaim(ctx, key, s.claim, r)
 	case doBegin:
 		r.failure = nil
-		return begin(step.event, a.newID(step.event, step.next), step.next), nil
+		return begin(step.event, l.newID(step.event, step.next), step.next), nil
 	case doProtectSource:
-		return a.protectSource(ctx, s, step, r)
+		return l.protectSource(ctx, s, step, r)
 	case doPrepareAgain:
 		return prepareAgain(s.call.Args, step.next), nil
 	case doAbandon:
 		return noVolume(nil), nil
 	case doRefetchClaim:
-		return a.refetchClaim(ctx, key, s.claim)
+		return l.refetchClaim(ctx, key, s.claim)
 	case doReadSecrets:
-		return a.readSecrets(ctx, s.call, r)
+		return l.readSecrets(ctx, s.call, r)
 	case doProtect:
-		return a.protect(ctx, s)
+		return l.protect(ctx, s)
 	case doUnprotect:
-		return a.unprotect(ctx, s)
+		return l.unprotect(ctx, s)
 	case doCreateVolume:
-		return a.createVolume(ctx, key, s)
+		return l.createVolume(ctx, key, s)
 	case doCreatePV:
-		return a.createPV(ctx, a.c.deps.Client, key, s.call.Payload)
+		return l.createPV(ctx, l.c.deps.Client, key, s.call.Payload)
 	case doRepeat:
-		return a.repeat(ctx, key, s.call.Payload)
+		return l.repeat(ctx, key, s.call.Payload)
 	case doFindOwner:
 		r.ownerRead = election.Now()
-		owner, err := a.ownerOfRejected(ctx, key, s.call.Payload, s.complete)
+		owner, err := l.ownerOfRejected(ctx, key, s.call.Payload, s.complete)
 		r.owner = &owner
 		return none, err
 	case doKeepRejected:
-		return a.c.keep(s.call.Payload, step.err)
+		return l.c.keep(s.call.Payload, step.err)
 	case doDeleteRejected:
-		return a.deleteRejected(ctx, key, s.call.Payload, s.ownerRead)
+		return l.deleteRejected(ctx, key, s.call.Payload, s.ownerRead)
 	}
 	return none, fmt.Errorf("action %v has no implementation", step.action)
 }
 
 // reportFailure counts a failure before the driver was called and sends its event.
-func (a *applier) reportFailure(s claimState, err error) (c change, _ error) {
+func (l *claimLoop) reportFailure(s claimState, err error) (c change, _ error) {
 	if !s.call.State.InProgress() && errors.Is(err, errTopology) {
 		// With a selected node, changes of other nodes do not retry the claim: such retries would reach maxTopologyFailures,
 		// and the claim would be rescheduled.
 		c = noTopology(s.claim.Annotations[storagehelpers.AnnSelectedNode] == "")
 	}
-	a.c.claimFailed(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), err))
+	l.c.claimFailed(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), err))
 	return c, err
 }
 
 // readClaim reads a claim of which the cache may lack the record of an earlier leader, and its PersistentVolume.
-func (a *applier) readClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim, r *reads) error {
-	if _, _, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim); err != nil {
+func (l *claimLoop) readClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim, r *reads) error {
+	if _, _, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim); err != nil {
 		return fmt.Errorf("reading claim %s: %w", key, err)
 	}
-	name := a.c.driver.volumeName(key.UID)
-	pv, err := a.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	name := l.c.driver.volumeName(key.UID)
+	pv, err := l.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case err == nil:
-		a.volumes.Observe(pv)
+		l.volumes.Observe(pv)
 	case !kube.IsNotFound(err):
 		return fmt.Errorf("reading PersistentVolume %q: %w", name, err)
 	}
@@ -120,33 +109,33 @@ func (a *applier) readClaim(ctx context.Context, key claimKey, claim *corev1.Per
 }
 
 // newID returns the ID that the record of a request has. The finalizer alone, which an earlier process or a user has left, has none.
-func (a *applier) newID(event intent.Event, next operation) string {
+func (l *claimLoop) newID(event intent.Event, next operation) string {
 	if event == intent.Resume && next.resumed == nil {
 		return ""
 	}
-	return fmt.Sprintf("%s-%d", a.c.driver.identity, a.c.requests.Add(1))
+	return fmt.Sprintf("%s-%d", l.c.driver.identity, l.c.requests.Add(1))
 }
 
 // protectSource takes up a request once its source has the finalizer. A shared lock of the
 // source is held until the request is in the ledger, and counts as a use of the source.
-func (a *applier) protectSource(ctx context.Context, s claimState, step step, r *reads) (change, error) {
-	unlock, err := a.sources.locks.Share(ctx, *step.next.source)
+func (l *claimLoop) protectSource(ctx context.Context, s claimState, step step, r *reads) (change, error) {
+	unlock, err := l.sources.locks.Share(ctx, *step.next.source)
 	if err != nil {
 		return change{}, err
 	}
 	r.unlock = unlock
-	if err := a.sources.protect(ctx, *step.next.source, s.refs.uid); err != nil {
-		return a.reportFailure(s, fmt.Errorf("data source %s: adding source finalizer: %w", step.next.source, err))
+	if err := l.sources.protect(ctx, *step.next.source, s.refs.uid); err != nil {
+		return l.reportFailure(s, fmt.Errorf("data source %s: adding source finalizer: %w", step.next.source, err))
 	}
-	return begin(step.event, a.newID(step.event, step.next), step.next), nil
+	return begin(step.event, l.newID(step.event, step.next), step.next), nil
 }
 
 // readSecrets reads the secret of a request, whose values are kept no longer than the
 // operation. Before CreateVolume is repeated the secret is read again, because a wrong one
 // may be why the driver does not answer. If that fails, the last values are used.
-func (a *applier) readSecrets(ctx context.Context, c call, r *reads) (change, error) {
+func (l *claimLoop) readSecrets(ctx context.Context, c call, r *reads) (change, error) {
 	o := c.Payload
-	values, err := kube.ReadSecret(ctx, a.c.deps.Client, o.plan.Secrets.Provisioner)
+	values, err := kube.ReadSecret(ctx, l.c.deps.Client, o.plan.Secrets.Provisioner)
 	switch {
 	case err == nil && o.request.Secrets != nil && maps.Equal(values, o.request.Secrets):
 		r.freshSecrets = true
@@ -163,40 +152,40 @@ func (a *applier) readSecrets(ctx context.Context, c call, r *reads) (change, er
 		if kube.IsNotFound(err) {
 			err = cannotRetry(o.plan.VolumeName, err, "Recreate the secret")
 		}
-		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
+		l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		return change{}, err
 	}
 	// The request is prepared again once the secret or the class is fixed.
-	a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
+	l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 	return noVolume(nil), err
 }
 
 // protect records the request on the claim. An operation whose outcome is unknown continues
 // if that fails: the result of the call ends it, too. That of an earlier process waits, because late writes of that process
 // could remove its record during the call, unless the API server refuses the new one or a webhook changes it.
-func (a *applier) protect(ctx context.Context, s claimState) (change, error) {
+func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
 	o := s.call.Payload
-	patch, err := o.protection(a.c.driver.name, s.call.Args, s.claim)
+	patch, err := o.protection(l.c.driver.name, s.call.Args, s.claim)
 	wait := s.call.State == intent.Planned
 	if err == nil {
-		client := a.c.deps.Client
+		client := l.c.deps.Client
 		if s.call.State.MayHaveEffect() {
-			client = a.c.deps.UnthrottledClient
+			client = l.c.deps.UnthrottledClient
 		}
-		err = a.patchClaim(ctx, client, s.claim, patch)
+		err = l.patchClaim(ctx, client, s.claim, patch)
 		wait = wait || o.resumed != nil && err != nil && !kube.IsRefused(err) && !apierrors.IsInvalid(err)
 	}
-	newest, exists := a.claims.Get(kube.Key(s.claim))
+	newest, exists := l.claims.Get(kube.Key(s.claim))
 	exists = exists && newest.UID == s.claim.UID
 	switch {
-	case a.outdated(s.claim, err), err == nil && (!exists || patch.AppliedTo(newest)):
+	case l.outdated(s.claim, err), err == nil && (!exists || patch.AppliedTo(newest)):
 		return change{}, nil
 	case err == nil:
 		err = kube.ErrNotStored
 	}
 	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
-	if !apierrors.IsInvalid(err) || !a.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
-		a.c.claimFailed(s.claim, failedEvent(o.plan.ClassName, err))
+	if !apierrors.IsInvalid(err) || !l.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
+		l.c.claimFailed(s.claim, failedEvent(o.plan.ClassName, err))
 	}
 	if wait {
 		return change{}, err
@@ -206,26 +195,26 @@ func (a *applier) protect(ctx context.Context, s claimState) (change, error) {
 }
 
 // outdated reports whether a write has failed because claim is outdated. The newest version is known then.
-func (a *applier) outdated(claim *corev1.PersistentVolumeClaim, err error) bool {
-	newest, ok := a.claims.Get(kube.Key(claim))
+func (l *claimLoop) outdated(claim *corev1.PersistentVolumeClaim, err error) bool {
+	newest, ok := l.claims.Get(kube.Key(claim))
 	return kube.IsPatchTestFailed(err) && (!ok || newest.UID != claim.UID || newest.ResourceVersion != claim.ResourceVersion)
 }
 
 // isDeleted reads a claim and reports whether it is deleted, or being deleted.
-func (a *applier) isDeleted(ctx context.Context, claim *corev1.PersistentVolumeClaim) bool {
-	live, exists, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim)
+func (l *claimLoop) isDeleted(ctx context.Context, claim *corev1.PersistentVolumeClaim) bool {
+	live, exists, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim)
 	return err == nil && (!exists || live.DeletionTimestamp != nil)
 }
 
-func (a *applier) unprotect(ctx context.Context, s claimState) (change, error) {
-	err := a.patchClaim(ctx, a.c.deps.Client, s.claim, unprotection(s.claim))
+func (l *claimLoop) unprotect(ctx context.Context, s claimState) (change, error) {
+	err := l.patchClaim(ctx, l.c.deps.Client, s.claim, unprotection(s.claim))
 	switch {
-	case err != nil && a.outdated(s.claim, err):
+	case err != nil && l.outdated(s.claim, err):
 		return change{}, nil
 	case err != nil:
 		err = fmt.Errorf("removing finalizer %s from claim %s: %w", kube.ProvisioningFinalizer, kube.Key(s.claim), err)
 		if kube.IsRefused(err) {
-			a.c.event(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), err))
+			l.c.event(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), err))
 		}
 		return change{}, err
 	case s.call.Payload.saved:
@@ -236,8 +225,8 @@ func (a *applier) unprotect(ctx context.Context, s claimState) (change, error) {
 
 // refetchClaim reads a claim whose PersistentVolume was saved and deleted since. The cache
 // may not show yet that the claim was bound, or deleted.
-func (a *applier) refetchClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim) (change, error) {
-	live, exists, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim)
+func (l *claimLoop) refetchClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim) (change, error) {
+	live, exists, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim)
 	switch {
 	case err != nil:
 		return change{}, fmt.Errorf("reading claim %s, whose PersistentVolume was deleted: %w", key, err)
@@ -248,29 +237,31 @@ func (a *applier) refetchClaim(ctx context.Context, key claimKey, claim *corev1.
 }
 
 // reschedule has the scheduler select another node. cause is nil if its event was sent.
-func (a *applier) reschedule(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim, cause error) error {
+func (l *claimLoop) reschedule(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim, cause error) error {
 	if cause != nil {
-		a.c.claimFailed(claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(claim), cause))
+		l.c.claimFailed(claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(claim), cause))
 	}
 	const ann = storagehelpers.AnnSelectedNode
 	change := kube.MetadataPatch{RemoveAnnotations: []string{ann}, Tests: map[string]any{kube.AnnotationPath(ann): claim.Annotations[ann]}}
-	err := a.patchClaim(ctx, a.c.deps.Client, claim, change)
+	err := l.patchClaim(ctx, l.c.deps.Client, claim, change)
 	if err != nil && !kube.IsPatchTestFailed(err) { // else another node was selected meanwhile
 		return fmt.Errorf("removing annotation %s from claim %s: %w", storagehelpers.AnnSelectedNode, key, err)
 	}
-	a.ownership.failed(key) // where nodes compete for the claim, those that have not failed go first
+	l.ownership.failed(key) // where nodes compete for the claim, those that have not failed go first
 	return nil
 }
 
 // patchClaim changes metadata of a claim. A deleted claim is no error.
-func (a *applier) patchClaim(ctx context.Context, c kubernetes.Interface, claim *corev1.PersistentVolumeClaim, p kube.MetadataPatch) error {
-	_, err := a.claims.Patch(ctx, c.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, p)
+func (l *claimLoop) patchClaim(
+	ctx context.Context, c kubernetes.Interface, claim *corev1.PersistentVolumeClaim, p kube.MetadataPatch,
+) error {
+	_, err := l.claims.Patch(ctx, c.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, p)
 	return err
 }
 
 // announce sends the event Provisioning, once per claim.
-func (a *applier) announce(key claimKey, o operation) {
-	if a.ops.announce(key) {
-		a.c.event(o.claim, provisioningEvent(o.claim))
+func (l *claimLoop) announce(key claimKey, o operation) {
+	if l.ops.announce(key) {
+		l.c.event(o.claim, provisioningEvent(o.claim))
 	}
 }

@@ -29,17 +29,27 @@ import (
 // claimLoop provisions volumes for claims. It lives as long as this replica leads: another
 // one may have provisioned meanwhile.
 type claimLoop struct {
-	applier
+	c          *Controller
+	claims     *kube.TermCache[*corev1.PersistentVolumeClaim]
+	volumes    *kube.TermCache[*corev1.PersistentVolume]
+	ops        *operations
+	sources    *sourceProtector
+	ownership  *nodeOwnership
+	users      volumeUsers
 	queue      *workloop.Loop[claimKey]
 	topologies *topology.Aggregate
 }
 
-func newClaimLoop(a applier) *claimLoop {
-	l := &claimLoop{applier: a, topologies: topology.NewAggregate()}
-	l.queue = workloop.NewFair(a.c.loopConfig("claims"), a.c.deps.Queues, l.sync, l.groupOf)
+func newClaimLoop(c *Controller) *claimLoop {
+	claims, volumes, ops := kube.NewTermCache(c.claims), kube.NewTermCache(c.volumes), newOperations()
+	l := &claimLoop{
+		c: c, claims: claims, volumes: volumes, ops: ops, sources: newSourceProtector(c, claims, volumes, ops),
+		ownership: newNodeOwnership(c, claims), users: volumeUsers{c.driver, volumes, ops}, topologies: topology.NewAggregate(),
+	}
+	l.queue = workloop.NewFair(c.loopConfig("claims"), c.deps.Queues, l.sync, l.groupOf)
 	l.queue.ShowStage(func(key claimKey) string { return stageOf(l.ops.Get(key)) })
-	if cfg := a.c.cfg; cfg.NodeDeployment {
-		segments := a.c.driver.segments
+	if cfg := c.cfg; cfg.NodeDeployment {
+		segments := c.driver.segments
 		l.topologies.SetNode(cfg.NodeName, segments, true)
 		l.topologies.SetKeys(cfg.NodeName, slices.Collect(maps.Keys(segments)), true)
 	}

@@ -177,15 +177,11 @@ func (c *Controller) Run(ctx context.Context) error {
 	if n := c.cfg.VolumeNameUUIDLength; n >= 0 && n < 16 {
 		klog.FromContext(ctx).Info("Volume names may collide. Increase --volume-name-uuid-length", "volumeNameUUIDLength", n)
 	}
-	claims, volumes := kube.NewTermCache(c.claims), kube.NewTermCache(c.volumes)
-	ops := newOperations()
-	sources := newSourceProtector(c, claims, volumes, ops)
-	users := volumeUsers{c.driver, volumes, ops}
-	claimLoop := newClaimLoop(applier{c, claims, volumes, ops, sources, newNodeOwnership(c, claims), users})
-	volumeLoop := newVolumeLoop(c, users, claimLoop.volumeDeleted)
+	claimLoop := newClaimLoop(c)
+	volumeLoop := newVolumeLoop(c, claimLoop.users, claimLoop.volumeDeleted)
 	defer claimLoop.queue.Stop()
 	defer volumeLoop.queue.Stop()
-	defer sources.stop()
+	defer claimLoop.sources.stop()
 	registrations := &kube.Registrations{}
 	defer registrations.Remove()
 	claimLoop.register(registrations)
@@ -200,7 +196,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	wg.Go(func() { claimLoop.queue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { volumeLoop.queue.Run(ctx, c.cfg.WorkerThreads) })
 	claimLoop.watchOptional(ctx, &wg)
-	sources.run(ctx, &wg)
+	claimLoop.sources.run(ctx, &wg)
 	wg.Wait()
 	claimLoop.saveAll(ctx)
 	claimLoop.logUnrecorded(ctx)

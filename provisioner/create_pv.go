@@ -25,15 +25,15 @@ import (
 // createPV creates the PersistentVolume of a volume that the driver has created. If that
 // fails, it is retried without another CreateVolume, unless the API server cannot store what the driver has returned. A volume
 // that belongs to another object gets none.
-func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key claimKey, o operation) (change, error) {
-	if user := a.users.ofCreated(key, o); user != "" && !o.pvMayExist {
-		return a.c.keep(o, fmt.Errorf("CreateVolume returned volume %q, which belongs to %s; the volume is not deleted. "+
+func (l *claimLoop) createPV(ctx context.Context, client kubernetes.Interface, key claimKey, o operation) (change, error) {
+	if user := l.users.ofCreated(key, o); user != "" && !o.pvMayExist {
+		return l.c.keep(o, fmt.Errorf("CreateVolume returned volume %q, which belongs to %s; the volume is not deleted. "+
 			"Delete that object if it is not needed, or correct the driver", o.csiSource.VolumeHandle, user))
 	}
 	pv, err := client.CoreV1().PersistentVolumes().Create(ctx, o.pv, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		var c change
-		if pv, c, err = a.existingPV(ctx, client, key, o); pv == nil {
+		if pv, c, err = l.existingPV(ctx, client, key, o); pv == nil {
 			return c, err
 		}
 	}
@@ -41,18 +41,18 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 		err = fmt.Errorf("creating PersistentVolume %q for volume %q: %w", o.pv.Name, o.csiSource.VolumeHandle, err)
 		refused, unstorable := kube.IsRefused(err), kube.IsUnstorable(err)
 		if refused || unstorable {
-			claim, ok := a.claims.Get(key.String())
+			claim, ok := l.claims.Get(key.String())
 			kept := ok && claim.UID == key.UID && claim.DeletionTimestamp != nil && isProtected(claim)
-			a.c.claimFailed(o.claim, pvRefusedEvent(o, kept, err))
+			l.c.claimFailed(o.claim, pvRefusedEvent(o, kept, err))
 		}
 		return pvNotSaved(!refused, unstorable), err
 	}
-	a.volumes.Observe(pv)
-	if a.c.deps.VolumeObserver != nil {
-		a.c.deps.VolumeObserver.VolumeProvisioned(pv)
+	l.volumes.Observe(pv)
+	if l.c.deps.VolumeObserver != nil {
+		l.c.deps.VolumeObserver.VolumeProvisioned(pv)
 	}
-	a.c.metrics.claimDone(o.claim, time.Since(o.began))
-	a.c.event(o.claim, succeededEvent(pv.Name))
+	l.c.metrics.claimDone(o.claim, time.Since(o.began))
+	l.c.event(o.claim, succeededEvent(pv.Name))
 	tracing.EndOperation(ctx, o.claim.CreationTimestamp.Time,
 		"persistentVolumeClaim", klog.KObj(o.claim).String(), "persistentVolume", pv.Name, "volumeHandle", o.csiSource.VolumeHandle)
 	klog.FromContext(ctx).Info("Volume provisioned", "persistentVolume", klog.KObj(pv), "volumeHandle", o.csiSource.VolumeHandle)
@@ -61,8 +61,8 @@ func (a *applier) createPV(ctx context.Context, client kubernetes.Interface, key
 
 // repeat follows the deletion of a PersistentVolume whose creation got no response. Its volume may be deleted, too: CreateVolume
 // is repeated, unless the claim is deleted or bound.
-func (a *applier) repeat(ctx context.Context, key claimKey, o operation) (change, error) {
-	live, exists, err := a.claims.Refetch(ctx, a.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), o.claim)
+func (l *claimLoop) repeat(ctx context.Context, key claimKey, o operation) (change, error) {
+	live, exists, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), o.claim)
 	switch {
 	case err != nil:
 		return change{}, fmt.Errorf("reading claim %s, whose PersistentVolume was deleted: %w", key, err)
@@ -81,7 +81,7 @@ func (c *Controller) keep(o operation, reason error) (change, error) {
 
 // existingPV returns the PersistentVolume that has the name of the one to create, if it is
 // for the same volume and claim. Otherwise it returns what follows for the operation.
-func (a *applier) existingPV(
+func (l *claimLoop) existingPV(
 	ctx context.Context, client kubernetes.Interface, key claimKey, o operation,
 ) (*corev1.PersistentVolume, change, error) {
 	name, handle := o.pv.Name, o.csiSource.VolumeHandle
@@ -89,20 +89,20 @@ func (a *applier) existingPV(
 	if err != nil { // also NotFound: it was deleted meanwhile
 		return nil, pvNotSaved(kube.IsNotFound(err), false), fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
 	}
-	same := a.c.driver.isVolume(pv, o.pv)
+	same := l.c.driver.isVolume(pv, o.pv)
 	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
 	switch {
 	case same && ours && (o.pvMayExist || !isReclaimed(pv, o.claim)):
 		return pv, change{}, nil // as if the response had arrived: what follows its deletion is the same
 	case same && ours:
 		// Its volume is deleted with it. CreateVolume is repeated once it is.
-		a.volumes.Observe(pv)
+		l.volumes.Observe(pv)
 		err = fmt.Errorf("PersistentVolume %q of an earlier attempt is being deleted; waiting for its deletion", name)
 		return nil, outcomeUnknown(), err
 	case same:
 		// Two claims have one volume name: the volume is that of the other claim.
 		err = fmt.Errorf("volume %q belongs to PersistentVolume %q, which is not for this PVC. %s", handle, name, namesCollide)
-		c, err := a.c.keep(o, err)
+		c, err := l.c.keep(o, err)
 		return nil, c, err
 	}
 	err = fmt.Errorf("PersistentVolume %q already exists with another volumeHandle than %q", name, handle)
@@ -114,19 +114,19 @@ const drainLimit = 20
 
 // saveAll tries once more to create the PersistentVolumes that are not saved, before the
 // process exits or another replica leads.
-func (a *applier) saveAll(ctx context.Context) {
+func (l *claimLoop) saveAll(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), workloop.APIGrace) // ctx has ended
 	defer cancel()
 	var all errgroup.Group
 	all.SetLimit(drainLimit)
-	for key, unsaved := range a.ops.in(intent.Answered) {
+	for key, unsaved := range l.ops.in(intent.Answered) {
 		o := unsaved.Payload
 		if o.pvMayExist && o.pvDeleted {
 			continue // and with it the volume
 		}
 		all.Go(func() error {
-			c, err := a.createPV(ctx, a.c.deps.UnthrottledClient, key, o)
-			_, _, _ = a.ops.Apply(key, c) // legal: no worker runs any more
+			c, err := l.createPV(ctx, l.c.deps.UnthrottledClient, key, o)
+			_, _, _ = l.ops.Apply(key, c) // legal: no worker runs any more
 			if err != nil {
 				klog.FromContext(ctx).Error(err, "PersistentVolume not created. The next leader retries CreateVolume while the PVC exists",
 					"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", o.csiSource.VolumeHandle,
@@ -140,11 +140,11 @@ func (a *applier) saveAll(ctx context.Context) {
 
 // logUnrecorded logs the volumes that the driver may have and no other process knows of. The record on a claim is missing
 // if the claim was deleted during its first CreateVolume, for example.
-func (a *applier) logUnrecorded(ctx context.Context) {
+func (l *claimLoop) logUnrecorded(ctx context.Context) {
 	for _, s := range []intent.State{intent.Sent, intent.Unknown, intent.Undoing} {
-		for key, c := range a.ops.in(s) {
+		for key, c := range l.ops.in(s) {
 			o := c.Payload
-			claim, ok := a.claims.Get(key.String())
+			claim, ok := l.claims.Get(key.String())
 			if ok && claim.UID == key.UID && isProtected(claim) {
 				continue
 			}

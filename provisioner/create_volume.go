@@ -29,61 +29,61 @@ import (
 const slowCall = time.Second
 
 // createVolume calls CreateVolume and returns what its outcome means.
-func (a *applier) createVolume(ctx context.Context, key claimKey, s claimState) (change, error) {
+func (l *claimLoop) createVolume(ctx context.Context, key claimKey, s claimState) (change, error) {
 	o, again := s.call.Payload, s.call.State == intent.Answered
-	slow := time.AfterFunc(slowCall, func() { a.announce(key, o) })
+	slow := time.AfterFunc(slowCall, func() { l.announce(key, o) })
 	defer slow.Stop()
-	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), a.c.cfg.Timeout)
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), l.c.cfg.Timeout)
 	defer cancel()
-	if err := a.ops.Send(ctx, key, s.call.Args); err != nil {
+	if err := l.ops.Send(ctx, key, s.call.Args); err != nil {
 		return change{}, err
 	}
-	response, err := a.c.deps.CSI.CreateVolume(call, o.request)
+	response, err := l.c.deps.CSI.CreateVolume(call, o.request)
 	if err != nil {
-		a.c.notProvisioned(o)
+		l.c.notProvisioned(o)
 		if again {
-			return a.notRepeated(o, err)
+			return l.notRepeated(o, err)
 		}
 		if csiclient.OutcomeOf(err) == csiclient.Indeterminate {
-			return a.indeterminate(key, s, err)
+			return l.indeterminate(key, s, err)
 		}
-		return a.finalError(key, s, err)
+		return l.finalError(key, s, err)
 	}
 	volume := response.GetVolume()
 	klog.FromContext(ctx).V(3).Info("Volume created", "volume", volume)
-	source := a.c.driver.sourceOf(o.request, o.plan, volume)
+	source := l.c.driver.sourceOf(o.request, o.plan, volume)
 	err = checkVolume(o.request, o.sourceBytes, volume)
 	var pv *corev1.PersistentVolume
 	if err == nil {
-		if pv, err = a.c.driver.volumeOf(o.claim, o.request, o.plan, volume); err != nil {
+		if pv, err = l.c.driver.volumeOf(o.claim, o.request, o.plan, volume); err != nil {
 			err = fmt.Errorf("%w: %w", errUnusable, err)
 		}
 	}
 	if err == nil {
-		pv.Finalizers = append(pv.Finalizers, a.c.volumeFinalizers(o.plan)...)
+		pv.Finalizers = append(pv.Finalizers, l.c.volumeFinalizers(o.plan)...)
 	}
 	switch {
 	case errors.Is(err, errUnusable):
-		return volumeRejected(source, affinityOf(volume, a.c.driver.topology), err), nil
+		return volumeRejected(source, affinityOf(volume, l.c.driver.topology), err), nil
 	case err != nil && again:
-		return a.notRepeated(o, err)
+		return l.notRepeated(o, err)
 	case err != nil:
-		a.c.notProvisioned(o)
-		return a.indeterminate(key, s, err)
+		l.c.notProvisioned(o)
+		return l.indeterminate(key, s, err)
 	case again && source.VolumeHandle != o.csiSource.VolumeHandle:
 		klog.FromContext(ctx).Error(nil, "CreateVolume returned another volume than before. Delete the earlier one on the storage backend",
 			"earlier", o.csiSource.VolumeHandle, "volumeHandle", source.VolumeHandle)
 	}
 	requested := o.request.GetCapacityRange().GetRequiredBytes()
 	if warning := volumerules.CapacityWarning("CreateVolume", source.VolumeHandle, volume.GetCapacityBytes(), requested); warning != "" {
-		a.c.event(o.claim, event{corev1.EventTypeWarning, reasonUnlikelyCapacity, warning})
+		l.c.event(o.claim, event{corev1.EventTypeWarning, reasonUnlikelyCapacity, warning})
 	}
 	return volumeCreated(pv, source), nil
 }
 
 // notRepeated reports that a repeated CreateVolume has failed. The volume of the earlier response exists, whatever the driver says.
-func (a *applier) notRepeated(o operation, err error) (change, error) {
-	a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
+func (l *claimLoop) notRepeated(o operation, err error) (change, error) {
+	l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 	return pvNotSaved(false, true), err
 }
 
@@ -104,28 +104,28 @@ func (c *Controller) volumeFinalizers(p plan) []string {
 }
 
 // indeterminate reports a call after which a volume may exist, now or later.
-func (a *applier) indeterminate(key claimKey, s claimState, err error) (change, error) {
+func (l *claimLoop) indeterminate(key claimKey, s claimState, err error) (change, error) {
 	o := s.call.Payload
-	a.announce(key, o)
-	a.c.claimFailed(o.claim, indeterminateEvent(o.plan, a.c.cfg.ProvisioningProtection, s.claim, s.classRecreated(), err))
+	l.announce(key, o)
+	l.c.claimFailed(o.claim, indeterminateEvent(o.plan, l.c.cfg.ProvisioningProtection, s.claim, s.classRecreated(), err))
 	return outcomeUnknown(), err
 }
 
 // finalError reports a call after which no volume exists and none will, as csi-provisioner decides it. A driver may have made the
 // volume in an earlier call and fail before it finds it: the event names the volume.
-func (a *applier) finalError(key claimKey, s claimState, err error) (change, error) {
+func (l *claimLoop) finalError(key claimKey, s claimState, err error) (change, error) {
 	o := s.call.Payload
-	a.announce(key, o)
+	l.announce(key, o)
 	if s.call.State == intent.Unknown && !csiclient.ExcludesEarlier(err) {
 		err = fmt.Errorf("%w. An earlier call had no definite result. If you delete this PVC, check on the storage backend that "+
 			"volume %q does not exist", err, o.plan.VolumeName)
 	}
 	if status.Code(err) != codes.InvalidArgument || s.claim == nil || s.class == nil || s.classRecreated() {
-		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
+		l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		return noVolume(nil), err
 	}
-	delay := a.c.cfg.RetryIntervalMax
-	a.c.claimFailed(o.claim, infeasibleEvent(o.plan.ClassName, delay, err))
+	delay := l.c.cfg.RetryIntervalMax
+	l.c.claimFailed(o.claim, infeasibleEvent(o.plan.ClassName, delay, err))
 	return noVolume(&infeasible{
 		until: time.Now().Add(delay), classUID: s.class.UID, classVersion: o.classVersion, node: selectedNode(o.claim),
 		requestedBytes: capacityRange(o.claim).RequiredBytes, attributes: ptr.Deref(o.claim.Spec.VolumeAttributesClassName, ""),
@@ -135,26 +135,26 @@ func (a *applier) finalError(key claimKey, s claimState, err error) (change, err
 // ownerOfRejected returns the object that a rejected volume belongs to, "" for none: a
 // PersistentVolume, or another claim with the same volume name. A driver that returns one
 // volume for two claims, or contradicts itself, must not cause its deletion.
-func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation, complete bool) (string, error) {
-	pv, err := a.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, o.plan.VolumeName, metav1.GetOptions{})
+func (l *claimLoop) ownerOfRejected(ctx context.Context, key claimKey, o operation, complete bool) (string, error) {
+	pv, err := l.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, o.plan.VolumeName, metav1.GetOptions{})
 	switch {
-	case err == nil && (migration.IsInTree(pv) || a.c.driver.isVolume(pv, o.volume())):
+	case err == nil && (migration.IsInTree(pv) || l.c.driver.isVolume(pv, o.volume())):
 		// In-tree counts as equal: the two sources may have no common handle, as those of vSphere.
 		return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
 	case err != nil && !kube.IsNotFound(err):
 		return "", fmt.Errorf("reading PersistentVolume %q before deleting volume %q: %w", o.plan.VolumeName, o.csiSource.VolumeHandle, err)
 	}
-	if other, found := a.ops.sameVolume(key, o); found {
+	if other, found := l.ops.sameVolume(key, o); found {
 		return "claim " + other.String(), nil
 	}
-	others := a.users.others(o.volume())
+	others := l.users.others(o.volume())
 	if !complete && len(others) == 0 {
-		if others, err = kube.ListAll[*corev1.PersistentVolume](ctx, a.c.deps.Client.CoreV1().PersistentVolumes().List); err != nil {
+		if others, err = kube.ListAll[*corev1.PersistentVolume](ctx, l.c.deps.Client.CoreV1().PersistentVolumes().List); err != nil {
 			return "", fmt.Errorf("listing PersistentVolumes before deleting volume %q: %w", o.csiSource.VolumeHandle, err)
 		}
 	}
 	for _, pv := range others {
-		if a.c.driver.isVolume(pv, o.volume()) {
+		if l.c.driver.isVolume(pv, o.volume()) {
 			return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
 		}
 	}
@@ -162,26 +162,26 @@ func (a *applier) ownerOfRejected(ctx context.Context, key claimKey, o operation
 }
 
 // deleteRejected deletes a volume that was created and cannot be used. read is when its owner was searched.
-func (a *applier) deleteRejected(ctx context.Context, key claimKey, o operation, read election.Moment) (change, error) {
+func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operation, read election.Moment) (change, error) {
 	id := o.csiSource.VolumeHandle
-	release, err := a.c.deps.Locks.Share(ctx, id)
+	release, err := l.c.deps.Locks.Share(ctx, id)
 	if err != nil {
 		return change{}, err
 	}
 	defer release()
-	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), a.c.cfg.Timeout)
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), l.c.cfg.Timeout)
 	defer cancel()
 	if err := election.MayCallNow(ctx, read); err != nil {
 		return change{}, err
 	}
-	_, err = a.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: id, Secrets: o.request.GetSecrets()})
+	_, err = l.c.deps.CSI.DeleteVolume(call, &csi.DeleteVolumeRequest{VolumeId: id, Secrets: o.request.GetSecrets()})
 	if err != nil {
 		err = fmt.Errorf("deleting unusable volume %q: %w (unusable because: %w)", id, err, o.rejectReason)
-		a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
+		l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 		return change{}, err
 	}
-	a.c.notProvisioned(o)
-	a.announce(key, o)
-	a.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, o.rejectReason))
+	l.c.notProvisioned(o)
+	l.announce(key, o)
+	l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, o.rejectReason))
 	return noVolume(nil), o.rejectReason
 }

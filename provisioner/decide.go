@@ -74,42 +74,35 @@ type step struct {
 	next   operation    // of doBegin, doProtectSource and doPrepareAgain
 }
 
-// decision combines a driver and the state of one claim.
-type decision struct {
-	driver
-	claimState
-}
-
 // decide returns the one next step for a claim. It has no side effects, and an answer for
 // every state.
 func (d driver) decide(s claimState) step {
-	n := decision{d, s}
 	inProgress := s.call.State.InProgress()
 	switch {
 	case s.claim == nil && !inProgress:
 		return step{action: doForget, reason: "ClaimDeleted"}
-	case !inProgress && isProtected(s.claim) && n.recordedFor() != d.name:
+	case !inProgress && isProtected(s.claim) && d.recordedFor(s) != d.name:
 		if s.call.Payload.saved {
-			return n.decidePending()
+			return d.decidePending(s)
 		}
 		return step{action: doFail, reason: "RecordOfAnotherDriver", err: cannotRetry(d.volumeName(s.claim.UID),
-			fmt.Errorf("the request was sent to driver %q", n.recordedFor()), "Run that driver")}
-	case n.isReplaced():
+			fmt.Errorf("the request was sent to driver %q", d.recordedFor(s)), "Run that driver")}
+	case d.isReplaced(s):
 		// As csi-provisioner does. If the new class permits no request, the first one is repeated.
-		if st := n.decideRequest("ClassRecreated"); st.action == doPrepareAgain || st.action == doReadReferences {
+		if st := d.decideRequest(s, "ClassRecreated"); st.action == doPrepareAgain || st.action == doReadReferences {
 			return st
 		}
 	}
-	facts, reason := n.facts(), s.call.State.String()
-	switch intent.Next(n.policy(), s.call.State, facts) {
+	facts, reason := d.facts(s), s.call.State.String()
+	switch intent.Next(d.policy(s), s.call.State, facts) {
 	case intent.DoUnrecord:
 		return step{action: doUnprotect, reason: reason}
 	case intent.DoBackOff:
-		return n.backOff()
+		return d.backOff(s)
 	case intent.DoConfirm:
 		return step{action: doReadClaim, reason: "RecordFound"}
 	case intent.DoResume:
-		return n.decideResume()
+		return d.decideResume(s)
 	case intent.DoAbandon:
 		if facts.Wanted {
 			reason = "RecordFound" // of an earlier process, whose request is repeated instead
@@ -118,23 +111,23 @@ func (d driver) decide(s claimState) step {
 	case intent.DoRecord:
 		return step{action: doProtect, reason: reason}
 	case intent.DoWrite:
-		return n.decideCreated()
+		return d.decideCreated(s)
 	case intent.DoPrepare:
-		return n.preparation()
+		return d.preparation(s)
 	case intent.DoUndo:
-		return n.decideRejected()
+		return d.decideRejected(s)
 	case intent.DoCall:
 		return step{action: doCreateVolume, reason: reason}
 	}
-	return n.decidePending()
+	return d.decidePending(s)
 }
 
 // policy returns when CreateVolume is recorded on the claim.
-func (d decision) policy() intent.Policy {
+func (d driver) policy(s claimState) intent.Policy {
 	// With the old ID, a late write of the earlier process could remove its record.
-	p := intent.Policy{AtOnce: true, Renew: d.call.Payload.resumed != nil}
+	p := intent.Policy{AtOnce: true, Renew: s.call.Payload.resumed != nil}
 	// The instances on other nodes must not release the source of a deleted claim.
-	sharesSource := d.NodeDeployment && d.call.Payload.source != nil
+	sharesSource := d.NodeDeployment && s.call.Payload.source != nil
 	switch {
 	case d.ProvisioningProtection == ProtectionOff:
 	case d.ProvisioningProtection == ProtectionAlways || sharesSource:
@@ -147,100 +140,100 @@ func (d decision) policy() intent.Policy {
 
 // facts returns the facts about the CreateVolume of the claim. A record is confirmed before it is resumed, and a claim without one
 // before its request is taken up.
-func (d decision) facts() intent.Facts {
+func (d driver) facts(s claimState) intent.Facts {
 	f := intent.Facts{
-		Record: d.recordOn(d.claim, d.hasVolume(), d.call), Refused: d.call.Refused, Failed: d.failure != nil, Ready: true,
-		Wanted: d.claim != nil && needsVolume(d.claim),
+		Record: d.recordOn(s.claim, d.hasVolume(s), s.call), Refused: s.call.Refused, Failed: s.failure != nil, Ready: true,
+		Wanted: s.claim != nil && needsVolume(s.claim),
 	}
-	if d.claim != nil {
-		f.Writable = d.claim.DeletionTimestamp == nil || isProtected(d.claim)
+	if s.claim != nil {
+		f.Writable = s.claim.DeletionTimestamp == nil || isProtected(s.claim)
 	}
-	if d.call.State.InProgress() {
-		f.Ready = d.preparation().action == doNothing
+	if s.call.State.InProgress() {
+		f.Ready = d.preparation(s).action == doNothing
 	} else {
-		f.Stale = d.stale && !d.live && (!d.NodeDeployment || nodeOf(d.claim) == d.NodeName)
+		f.Stale = s.stale && !s.live && (!d.NodeDeployment || nodeOf(s.claim) == d.NodeName)
 	}
 	return f
 }
 
 // hasVolume reports whether the volume of the claim has a PersistentVolume. A claim that was bound to another volume may still have
 // one of its own.
-func (d decision) hasVolume() bool {
-	return d.claim != nil && (d.claim.Spec.VolumeName == d.volumeName(d.claim.UID) || isVolumeOf(d.claim, d.volume))
+func (d driver) hasVolume(s claimState) bool {
+	return s.claim != nil && (s.claim.Spec.VolumeName == d.volumeName(s.claim.UID) || isVolumeOf(s.claim, s.volume))
 }
 
 // recordedFor returns the driver of the record on the claim: that of this process if the record cannot be read.
-func (d decision) recordedFor() string { return cmp.Or(kube.RecordedDriver(d.claim), d.name) }
+func (d driver) recordedFor(s claimState) string { return cmp.Or(kube.RecordedDriver(s.claim), d.name) }
 
 // decidePending returns the step for a claim that has no record, and no call in progress.
-func (d decision) decidePending() step {
-	switch saved := d.call.Payload.saved; {
-	case d.failure != nil:
-		return d.decideFailed()
-	case d.claim.Spec.VolumeName != "":
+func (d driver) decidePending(s claimState) step {
+	switch saved := s.call.Payload.saved; {
+	case s.failure != nil:
+		return d.decideFailed(s)
+	case s.claim.Spec.VolumeName != "":
 		return step{action: doForget, reason: "Bound"}
-	case d.hasVolume() && !saved:
+	case d.hasVolume(s) && !saved:
 		return step{reason: "PVExists"}
-	case d.call.Payload.pvDeleted:
+	case s.call.Payload.pvDeleted:
 		return step{action: doRefetchClaim, reason: "PVDeleted"}
 	case saved:
 		return step{reason: "PVCreated"}
 	}
-	return d.decideNew()
+	return d.decideNew(s)
 }
 
 // decideFailed returns the step after a final result in this sync, whose event was sent.
-func (d decision) decideFailed() step {
-	full := status.Code(d.failure.err) == codes.ResourceExhausted && d.topology && d.failure.node != ""
-	switch chosen := d.claim.Annotations[storagehelpers.AnnSelectedNode]; {
-	case full && chosen == d.failure.node:
+func (d driver) decideFailed(s claimState) step {
+	full := status.Code(s.failure.err) == codes.ResourceExhausted && d.topology && s.failure.node != ""
+	switch chosen := s.claim.Annotations[storagehelpers.AnnSelectedNode]; {
+	case full && chosen == s.failure.node:
 		return step{action: doReschedule, reason: "ResourceExhausted"}
-	case full && selectedNode(d.claim) == "": // rescheduled; no scheduler replaces the alpha annotation
-		return d.decideNew()
+	case full && selectedNode(s.claim) == "": // rescheduled; no scheduler replaces the alpha annotation
+		return d.decideNew(s)
 	}
-	return d.backOff()
+	return d.backOff(s)
 }
 
-func (d decision) backOff() step {
-	return step{action: doBackOff, reason: "CallFailed", err: d.failure.err}
+func (d driver) backOff(s claimState) step {
+	return step{action: doBackOff, reason: "CallFailed", err: s.failure.err}
 }
 
 // decideRejected returns the step that leads to the deletion of a volume that cannot be used.
-func (d decision) decideRejected() step {
+func (d driver) decideRejected(s claimState) step {
 	switch {
-	case d.owner == nil:
+	case s.owner == nil:
 		return step{action: doFindOwner, reason: "Rejected"}
-	case *d.owner != "":
+	case *s.owner != "":
 		return step{action: doKeepRejected, reason: "OwnedByOther", err: fmt.Errorf(
-			"%w; it is not deleted, because it belongs to %s", d.call.Payload.rejectReason, *d.owner)}
+			"%w; it is not deleted, because it belongs to %s", s.call.Payload.rejectReason, *s.owner)}
 	}
 	return step{action: doDeleteRejected, reason: "Rejected"}
 }
 
 // preparation returns what must happen before the driver is called for the request; doNothing if nothing must.
-func (d decision) preparation() step {
-	o := d.call.Payload
+func (d driver) preparation(s claimState) step {
+	o := s.call.Payload
 	switch {
-	case isReclaimed(d.volume, o.claim):
+	case isReclaimed(s.volume, o.claim):
 		// The driver would answer with the volume that is about to be deleted.
-		return step{action: doWait, reason: "EarlierPVIsDeleted", until: d.now.Add(d.RetryIntervalStart)}
-	case o.plan.Secrets.Provisioner != nil && (o.request.Secrets == nil || d.call.State != intent.Planned && !d.freshSecrets):
+		return step{action: doWait, reason: "EarlierPVIsDeleted", until: s.now.Add(d.RetryIntervalStart)}
+	case o.plan.Secrets.Provisioner != nil && (o.request.Secrets == nil || s.call.State != intent.Planned && !s.freshSecrets):
 		return step{action: doReadSecrets, reason: "SecretsNeeded"}
 	}
 	return step{}
 }
 
 // decideCreated returns the step for a volume whose PersistentVolume is not saved.
-func (d decision) decideCreated() step {
-	o := d.call.Payload
+func (d driver) decideCreated(s claimState) step {
+	o := s.call.Payload
 	switch {
 	case o.pvMayExist && o.pvDeleted: // and with it the volume
 		return step{action: doRepeat, reason: "PVDeleted"}
-	case !o.pvRefused || d.claim == nil || !needsVolume(d.claim):
+	case !o.pvRefused || s.claim == nil || !needsVolume(s.claim):
 		// Users may delete the volume of a deleted claim at the storage system: another call would create it again.
 		return step{action: doCreatePV, reason: "VolumeCreated"}
 	}
-	if st := d.preparation(); st.action != doNothing {
+	if st := d.preparation(s); st.action != doNothing {
 		return st
 	}
 	return step{action: doCreateVolume, reason: "PVRefused"}
@@ -253,78 +246,78 @@ const waitsForPod = "WaitsForPod"
 // must select another node.
 const maxTopologyFailures = 5
 
-func (d decision) decideNew() step {
-	switch class := d.class; {
-	case d.claim.DeletionTimestamp != nil:
+func (d driver) decideNew(s claimState) step {
+	switch class := s.class; {
+	case s.claim.DeletionTimestamp != nil:
 		return step{action: doForget, reason: "ClaimDeleted"}
-	case !d.owns(d.claim):
+	case !d.owns(s.claim):
 		return step{action: doForget, reason: "OfAnotherDriver"}
-	case d.NodeDeployment && selectedNode(d.claim) != "" && selectedNode(d.claim) != d.NodeName:
+	case d.NodeDeployment && selectedNode(s.claim) != "" && selectedNode(s.claim) != d.NodeName:
 		return step{action: doForget, reason: "OfAnotherNode"}
 	case class == nil:
 		return step{action: doRetry, reason: "NoClass", err: fmt.Errorf(
-			"StorageClass %q not found", storagehelpers.GetPersistentVolumeClaimClass(d.claim))}
+			"StorageClass %q not found", storagehelpers.GetPersistentVolumeClaimClass(s.claim))}
 	case !d.is(class.Provisioner):
 		return step{action: doForget, reason: "ClassOfAnotherDriver"}
-	case kube.WaitsForFirstConsumer(class) && d.claim.Annotations[storagehelpers.AnnSelectedNode] == "":
+	case kube.WaitsForFirstConsumer(class) && s.claim.Annotations[storagehelpers.AnnSelectedNode] == "":
 		return step{action: doForget, reason: waitsForPod}
 	}
-	if d.NodeDeployment && selectedNode(d.claim) != d.NodeName {
-		return d.decideOwner()
+	if d.NodeDeployment && selectedNode(s.claim) != d.NodeName {
+		return d.decideOwner(s)
 	}
 	switch {
-	case d.volume != nil:
+	case s.volume != nil:
 		return step{action: doFail, reason: "NameTaken", err: fmt.Errorf(
-			"PersistentVolume %q already exists: spec.claimRef names another PVC. %s", d.volume.Name, namesCollide)}
-	case d.call.Payload.infeasible.holds(d.claimState):
-		return step{action: doWait, reason: "Infeasible", until: d.call.Payload.infeasible.until}
+			"PersistentVolume %q already exists: spec.claimRef names another PVC. %s", s.volume.Name, namesCollide)}
+	case s.call.Payload.infeasible.holds(s):
+		return step{action: doWait, reason: "Infeasible", until: s.call.Payload.infeasible.until}
 	}
-	return d.decideRequest("Wanted")
+	return d.decideRequest(s, "Wanted")
 }
 
 // decideRequest prepares the request of a claim that is provisioned now.
-func (d decision) decideRequest(reason string) step {
-	class, err := d.translated(d.class)
+func (d driver) decideRequest(s claimState, reason string) step {
+	class, err := d.translated(s.class)
 	if err == nil {
-		err = d.check(d.claim, class)
+		err = d.check(s.claim, class)
 	}
 	switch {
 	case errors.Is(err, volumerules.ErrPopulator):
 		return step{action: doIgnore, reason: "Populator", err: err}
 	case err != nil:
 		return step{action: doFail, reason: "CannotRequest", err: err}
-	case d.needsRefs(d.claim) && d.refs == nil:
+	case d.needsRefs(s.claim) && s.refs == nil:
 		return step{action: doReadReferences, reason: reason}
-	case d.refs != nil && d.refs.err != nil:
-		return step{action: doFail, reason: "CannotRequest", err: d.refs.err}
+	case s.refs != nil && s.refs.err != nil:
+		return step{action: doFail, reason: "CannotRequest", err: s.refs.err}
 	}
-	node := selectedNode(d.claim)
-	chosen := d.claim.Annotations[storagehelpers.AnnSelectedNode] != "" // no scheduler replaces the alpha annotation
-	request, p, err := d.prepare(d.claim, class, node, d.refs, d.requirementFor(d.claim, class, node, d.known))
+	node := selectedNode(s.claim)
+	chosen := s.claim.Annotations[storagehelpers.AnnSelectedNode] != "" // no scheduler replaces the alpha annotation
+	request, p, err := d.prepare(s.claim, class, node, s.refs, d.requirementFor(s.claim, class, node, s.known))
 	switch {
 	case errors.Is(err, errNodeNotFound) && chosen:
 		return step{action: doReschedule, reason: "NodeDeleted", err: err}
-	case errors.Is(err, errTopology) && chosen && d.call.Payload.topologyFailures+1 >= maxTopologyFailures:
+	case errors.Is(err, errTopology) && chosen && s.call.Payload.topologyFailures+1 >= maxTopologyFailures:
 		return step{action: doReschedule, reason: "NoTopologyForLong", err: err}
 	case err != nil:
 		return step{action: doFail, reason: "CannotRequest", err: err}
 	}
-	next := operation{claim: d.claim, classUID: d.class.UID, classVersion: d.class.ResourceVersion, request: request, plan: p}
-	if d.refs != nil {
-		next.source = d.refs.source
+	next := operation{claim: s.claim, classUID: s.class.UID, classVersion: s.class.ResourceVersion, request: request, plan: p}
+	if s.refs != nil {
+		next.source = s.refs.source
 	}
-	if d.call.State.InProgress() {
+	if s.call.State.InProgress() {
 		return step{action: doPrepareAgain, reason: reason, next: next}
 	}
-	if d.stale && !d.live {
+	if s.stale && !s.live {
 		return step{action: doReadClaim, reason: reason}
 	}
-	return d.begin(intent.Plan, reason, next)
+	return d.begin(s, intent.Plan, reason, next)
 }
 
 // begin returns the step that takes up a request: a new one, or that of an earlier process.
-func (d decision) begin(event intent.Event, reason string, next operation) step {
-	next.began = d.race.began
+func (d driver) begin(s claimState, event intent.Event, reason string, next operation) step {
+	next.began = s.race.began
 	st := step{action: doBegin, reason: reason, event: event, next: next}
 	if next.source != nil {
 		st.action = doProtectSource

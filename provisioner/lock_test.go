@@ -31,7 +31,7 @@ func TestDeletionOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 		end(ended)
 		csiSource := &corev1.CSIPersistentVolumeSource{VolumeHandle: "h"}
 		c := &Controller{deps: Deps{Locks: &locks}, classes: kube.NewInformers(nil, nil, "d").Classes()}
-		a := &applier{c: c}
+		a := &claimLoop{c: c}
 		if _, err := a.deleteRejected(ctx, claimKey{}, operation{csiSource: csiSource}, election.Moment{}); !errors.Is(err, ended) {
 			t.Errorf("deleteRejected returned %v", err)
 		}

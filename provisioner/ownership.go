@@ -53,32 +53,32 @@ type race struct {
 
 // decideOwner returns the step for a claim for which this node is not selected, in distributed
 // provisioning.
-func (d decision) decideOwner() step {
-	switch r := d.race; {
-	case kube.WaitsForFirstConsumer(d.class) || !d.NodeDeploymentImmediateBinding:
+func (d driver) decideOwner(s claimState) step {
+	switch r := s.race; {
+	case kube.WaitsForFirstConsumer(s.class) || !d.NodeDeploymentImmediateBinding:
 		return step{action: doForget, reason: "WaitsForNode"}
-	case !d.allowedHere():
+	case !d.allowedHere(s):
 		return step{action: doForget, reason: "NotAllowedHere"}
 	case r.due.IsZero():
 		return step{action: doScheduleClaiming, reason: "NoOwner"}
-	case d.now.Before(r.at):
+	case s.now.Before(r.at):
 		return step{action: doWait, reason: "NoOwner", until: r.at}
 	}
 	return step{action: doSelectThisNode, reason: "NoOwner"}
 }
 
 // allowedHere reports whether the class of the claim admits volumes on this node.
-func (d decision) allowedHere() bool {
-	if !d.topology || len(d.class.AllowedTopologies) == 0 {
+func (d driver) allowedHere(s claimState) bool {
+	if !d.topology || len(s.class.AllowedTopologies) == 0 {
 		return true
 	}
-	class, err := d.translated(d.class)
+	class, err := d.translated(s.class)
 	if err != nil {
 		return false
 	}
 	_, err = requirement(topologyRequest{
-		strict: d.StrictTopology, allowed: class.AllowedTopologies, node: d.NodeName, claim: d.claim.Name,
-	}, d.known)
+		strict: d.StrictTopology, allowed: class.AllowedTopologies, node: d.NodeName, claim: s.claim.Name,
+	}, s.known)
 	return err == nil
 }
 

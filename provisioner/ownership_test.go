@@ -174,7 +174,7 @@ func TestAllowedHere(t *testing.T) {
 				tc.driver(&d)
 			}
 			class := testClass(func(c *storagev1.StorageClass) { c.AllowedTopologies = tc.allowed })
-			if got := (decision{d, claimState{claim: testClaim(nil), class: class, known: known}}).allowedHere(); got != tc.want {
+			if got := d.allowedHere(claimState{claim: testClaim(nil), class: class, known: known}); got != tc.want {
 				t.Errorf("got %v", got)
 			}
 		})

@@ -63,8 +63,8 @@ func (h *webhook) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func anyClass(string) bool { return true }
 
-// applier returns an applier that restores from h.
-func (h *webhook) applier(t *testing.T) *applier {
+// loop returns a loop that restores from h.
+func (h *webhook) loop(t *testing.T) *claimLoop {
 	t.Helper()
 	h.requests = map[string]int{}
 	snapshots, err := snapshotclient.NewForConfig(&rest.Config{Host: "http://api", Transport: h, QPS: -1})
@@ -81,7 +81,7 @@ func (h *webhook) applier(t *testing.T) *applier {
 	claims := kube.NewTermCache(kube.NewInformers(nil, nil, "d").Claims())
 	p := &sourceProtector{c: c, claims: claims, ops: ops}
 	beginsAt(t, claims, "1")
-	return &applier{c: c, sources: p}
+	return &claimLoop{c: c, sources: p}
 }
 
 // beginsAt has the term begin at a resourceVersion.
@@ -96,11 +96,11 @@ func beginsAt(t *testing.T, claims *kube.TermCache[*corev1.PersistentVolumeClaim
 }
 
 // protectSnapshot protects the snapshot for a claim.
-func (a *applier) protectSnapshot(ctx context.Context) (change, error) {
+func (l *claimLoop) protectSnapshot(ctx context.Context) (change, error) {
 	r := reads{refs: &resolvedRefs{uid: "u"}}
 	defer r.release()
 	next := step{event: intent.Plan, next: operation{source: &testSnapshot}}
-	return a.protectSource(ctx, claimState{claim: testClaim(nil), reads: r}, next, &r)
+	return l.protectSource(ctx, claimState{claim: testClaim(nil), reads: r}, next, &r)
 }
 
 // TestClonesShareTheProtectionOfTheirSource: when the PATCH of a source hangs, the workers of its clones wait for one request
@@ -114,7 +114,7 @@ func TestClonesShareTheProtectionOfTheirSource(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := &webhook{patched: patched}
-				a := h.applier(t)
+				a := h.loop(t)
 				begin := time.Now()
 				var wg sync.WaitGroup
 				for range clones {
@@ -141,7 +141,7 @@ func TestClonesShareTheProtectionOfTheirSource(t *testing.T) {
 func TestPanicOfASharedRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &webhook{patched: func(io.Writer) int { panic("in a request") }}
-		a := h.applier(t)
+		a := h.loop(t)
 		var wg sync.WaitGroup
 		for range 2 {
 			wg.Go(func() {
@@ -164,7 +164,7 @@ func TestPanicOfASharedRequest(t *testing.T) {
 // end is no failure of the claim.
 func TestProtectionEndsWithTheTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := (&webhook{}).applier(t)
+		a := (&webhook{}).loop(t)
 		if _, ok := a.sources.locks.TryExclusive(testSnapshot); !ok {
 			t.Fatal("the source is locked")
 		}
@@ -182,7 +182,7 @@ func TestProtectionEndsWithTheTerm(t *testing.T) {
 // TestReleaseOfALockedSource: a worker that would remove the finalizer does not wait for the workers that add it.
 func TestReleaseOfALockedSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := (&webhook{patched: func(io.Writer) int { return http.StatusInternalServerError }}).applier(t)
+		a := (&webhook{patched: func(io.Writer) int { return http.StatusInternalServerError }}).loop(t)
 		var wg sync.WaitGroup
 		wg.Go(func() { _, _ = a.protectSnapshot(t.Context()) })
 		synctest.Wait()

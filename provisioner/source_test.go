@@ -125,7 +125,7 @@ func TestWaits(t *testing.T) {
 func TestSourceUnlockedAfterPanic(t *testing.T) {
 	source := &volumerules.Source{Kind: kube.KindClaim, Namespace: "ns", Name: "c"}
 	c := &Controller{} // every use of its nil client panics
-	a := &applier{c: c, sources: &sourceProtector{c: c}}
+	a := &claimLoop{c: c, sources: &sourceProtector{c: c}}
 	func() {
 		var r reads
 		defer func() {
@@ -196,7 +196,7 @@ func TestSecretOfRepeatedCall(t *testing.T) {
 			t.Fatal(err)
 		}
 		noneUnresolved := func() (float64, float64) { return 0, 0 }
-		a := &applier{c: &Controller{
+		a := &claimLoop{c: &Controller{
 			deps:    Deps{Client: client, Events: record.NewFakeRecorder(1)},
 			metrics: newMetrics(prometheus.NewRegistry(), anyClass, noneUnresolved),
 		}}
