@@ -183,8 +183,9 @@ func TestLedger(t *testing.T) {
 		want Entry[int]
 		lost error
 	}{
-		{do: send("x"), fail: errBug},
-		{do: apply(Answer, "", 1), fail: errBug},
+		{do: apply(Refuse, "", 0), want: Entry[int]{Refused: true}},
+		{do: send("x"), fail: errBug, want: Entry[int]{Refused: true}},
+		{do: apply(Answer, "", 1), fail: errBug, want: Entry[int]{Refused: true}},
 		{do: apply(Plan, "x", 2), want: Entry[int]{State: Planned, Args: "x", Payload: 2}},
 		{do: apply(Refuse, "y", 3), want: Entry[int]{State: Planned, Args: "x", Refused: true, Payload: 3}},
 		{do: send("y"), fail: errBug, want: Entry[int]{State: Planned, Args: "x", Refused: true, Payload: 3}},
@@ -216,7 +217,7 @@ func TestLedger(t *testing.T) {
 	if !l.Update("a", func(s State, p *int) { *p = int(s) }) || l.Update("b", func(State, *int) {}) {
 		t.Error("only an entry that exists is updated")
 	}
-	if _, _, err := l.Apply("a", Change[int]{Event: Settle}); err != nil || l.Forget("a") || changes != 13 {
+	if _, _, err := l.Apply("a", Change[int]{Event: Settle}); err != nil || l.Forget("a") || changes != 14 {
 		t.Errorf("%v, %d changes", err, changes)
 	}
 	for k, e := range l.All() {

@@ -51,7 +51,7 @@ const (
 	Lose                    // the outcome is unknown: no definite result, or the effect may not exist any more
 	Answer                  // the call was successful, or its result was not written
 	Reject                  // the effect exists, and must be undone
-	Refuse                  // the record could not be written
+	Refuse                  // the record could not be written. In Idle: it was to replace that of an earlier process, before Resume
 	Settle                  // a final error; written; undone; abandoned; or known never to be sent
 	Reset                   // what was written is deleted, or the record of a settled call is removed
 )
@@ -70,7 +70,7 @@ var events = map[Event]map[State]State{
 	Lose:   {Sent: Unknown, Unknown: Unknown, Answered: Unknown},
 	Answer: {Sent: Answered, Unknown: Answered, Answered: Answered},
 	Reject: {Sent: Undoing, Unknown: Undoing, Answered: Undoing, Undoing: Undoing},
-	Refuse: {Planned: Planned, Sent: Sent, Unknown: Unknown, Answered: Answered, Undoing: Undoing},
+	Refuse: {Idle: Idle, Planned: Planned, Sent: Sent, Unknown: Unknown, Answered: Answered, Undoing: Undoing},
 	Settle: {
 		Idle: Settled, Planned: Settled, Sent: Settled, Unknown: Settled, Answered: Settled, Undoing: Settled, Settled: Settled,
 	},
