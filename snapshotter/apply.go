@@ -17,6 +17,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -28,8 +29,7 @@ func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *re
 	case doReportCreation, doReportCheck, doReportDeletion:
 		return l.report(ctx, obj, step.action, step.err, step.cause)
 	case doSettle:
-		l.memories.update(c.uid(), neverCalled)
-		return nil
+		return l.happened(c.uid(), intent.Settle, nil)
 	case doAnnounce:
 		l.announce(c, step.cause, step.err)
 		return nil
@@ -109,11 +109,10 @@ func (l *loop[T, C]) readSecret(ctx context.Context, obj T, step step, r *reads)
 	}
 	if step.report == doReportDeletion {
 		// A driver without credentials may return OK for a snapshot that it cannot see.
-		waitsFor, m := cause{}, l.memories.get(c.uid())
+		waitsFor, e := cause{}, l.ledger.Get(c.uid())
 		switch missing := kube.IsNotFound(err); {
-		case missing && c.indeterminate(m) && m.unrecorded(c): // CreateSnapshot was probably never called
-			l.memories.update(c.uid(), neverCalled)
-			return nil
+		case missing && c.indeterminate(e) && c.unrecorded(e): // CreateSnapshot was probably never called
+			return l.happened(c.uid(), intent.Settle, nil)
 		case missing:
 			waitsFor = cause{blockedSecret, fmt.Sprintf("Secret %s/%s", step.secret.Namespace, step.secret.Name)}
 			err = fmt.Errorf("%w. Create the Secret, or remove the annotations %s and %s to delete without credentials",
@@ -138,13 +137,11 @@ func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
 	exists = exists && newest.GetUID() == obj.GetUID()
 	switch {
 	case err == nil && (!exists || step.change.AppliedTo(stored)):
-		l.memories.update(obj.GetUID(), func(m *memory) {
-			if step.again {
-				m.record = step.change.SetAnnotations[AnnRequest]
-			} else if m.unrecorded(l.content(obj)) {
-				neverCalled(m)
-			}
-		})
+		if step.again {
+			l.remember(obj.GetUID(), func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
+		} else if c := l.content(obj); c.unrecorded(l.ledger.Get(c.uid())) { // nothing was sent before
+			return l.plan(c, intent.Plan, step.request)
+		}
 		return nil
 	case l.outdated(obj, err):
 		return nil // decide again
@@ -153,66 +150,102 @@ func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
 	case exists && apierrors.IsInvalid(err) && l.content(newest).terminating() && !l.content(obj).terminating():
 		return nil // it is being deleted: decide again
 	}
-	if step.again && (errors.Is(err, kube.ErrNotStored) || kube.IsRefused(err) || apierrors.IsInvalid(err)) {
-		l.memories.update(obj.GetUID(), func(m *memory) { m.recordRefused = true })
-	}
-	report := doReportCreation
 	c := l.content(obj)
-	if c.terminating() && c.released() {
-		report = doReportDeletion
+	err = fmt.Errorf("failed to add %sBeingCreated annotation on the %s %s: %w",
+		strings.TrimSuffix(c.kind.name, "Content"), c.object, c.meta.Name, err)
+	switch {
+	case !step.again:
+		return l.report(ctx, obj, doReportCreation, err, cause{})
+	case errors.Is(err, kube.ErrNotStored), kube.IsRefused(err), apierrors.IsInvalid(err): // the repetition does without
+		l.announceWarning(c, "record", c.deleted, err.Error())
+		return l.happened(c.uid(), intent.Refuse, nil)
 	}
-	return l.report(ctx, obj, report, fmt.Errorf("failed to add %sBeingCreated annotation on the %s %s: %w",
-		strings.TrimSuffix(c.kind.name, "Content"), c.object, c.meta.Name, err), cause{})
+	return l.report(ctx, obj, doReportDeletion, err, cause{})
 }
 
 // create calls CreateSnapshot, for a new snapshot, to check one that is not ready, or to learn the
 // outcome of an earlier call.
 func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) error {
 	c := s.content
-	isNew := c.known().handle == ""
+	event := map[intent.State]intent.Event{ // none for an unanswered call, whose arguments remain
+		intent.Idle: intent.Plan, intent.Settled: intent.Plan, intent.Planned: intent.Replan,
+	}[s.call.State]
+	if s.call.State == intent.Idle && c.calledBefore() {
+		event = intent.Resume
+	}
+	if err := l.plan(c, event, step.request); err != nil {
+		return err
+	}
+	if !l.exists(c) { // its deletion is handled, perhaps before the call was planned
+		if event == intent.Resume {
+			l.forget(ctx, keyOf(c))
+		}
+		return nil
+	}
+	err := l.send(ctx, c, s.call, step.request, s.secrets)
+	failed, sent := errors.AsType[failedCall](err)
+	switch {
+	case !sent && !l.exists(c): // it was deleted and forgotten before the call
+		return nil
+	case !sent:
+		return err
+	case c.leaving():
+		return l.repetitionFailed(ctx, c, failed)
+	case c.known().handle == "":
+		return l.report(ctx, obj, doReportCreation, failure{creationError(c, failed.error), failed.error}, cause{})
+	}
+	return l.report(ctx, obj, doReportCheck, failure{creationError(c, failed.error), failed.error}, cause{})
+}
+
+// plan sets the arguments of the next CreateSnapshot of c.
+func (l *loop[T, C]) plan(c *content, event intent.Event, r *createRequest) error {
+	_, _, err := l.ledger.Apply(c.uid(), intent.Change[memory]{Event: event, Args: r.args()})
+	return err
+}
+
+// exists reports whether c is in the cache.
+func (l *loop[T, C]) exists(c *content) bool {
+	newest, ok := l.objects.Get(c.meta.Name)
+	return ok && newest.GetUID() == c.uid()
+}
+
+// failedCall is an error of CreateSnapshot.
+type failedCall struct {
+	error
+	ended   bool   // the wait for its outcome has ended
+	remains string // why a snapshot may exist nevertheless
+}
+
+// send calls CreateSnapshot and remembers its result. before is the entry before the call was planned. An error of the driver is a
+// [failedCall].
+func (l *loop[T, C]) send(ctx context.Context, c *content, before entry, r *createRequest, secrets map[string]string) error {
 	release, err := l.c.shareVolumes(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := election.MayCallNow(ctx, election.Moment{}); err != nil {
-		return err
-	}
-	l.memories.update(c.uid(), func(m *memory) { m.request, m.outcome = step.request, indeterminate }) // also if the call panics
-	if c.terminating() && c.released() {
-		l.replays.begin(c, step.request)
-		if newest, ok := l.objects.Get(c.meta.Name); !ok || newest.GetUID() != c.uid() { // its deletion was handled before
-			l.replays.end(c.uid())
-			return nil
-		}
-	}
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
-	a, err := l.calls.create(call, c, step.request, s.secrets)
+	if err := l.ledger.Send(ctx, c.uid(), r.args()); err != nil {
+		return err
+	}
+	a, err := l.calls.create(call, c, r, secrets)
 	if err == nil {
-		l.memories.update(c.uid(), func(m *memory) { m.outcome, m.answer, m.remains = definite, a, "" })
-		l.replays.answered(c.uid(), a)
-		return nil
+		return l.happened(c.uid(), intent.Answer, func(m *memory) { m.answer, m.remains = a, "" })
 	}
-	ended, remains := s.memory.endedBy(c, err, step.request.Name)
-	if ended {
-		l.replays.end(c.uid())
+	ended, remains := c.endedBy(before, err, r.Name)
+	failed, event := failedCall{err, ended && ctx.Err() == nil, remains}, intent.Lose
+	if failed.ended {
+		event = intent.Settle
 	}
-	if ended && ctx.Err() == nil {
-		l.memories.update(c.uid(), func(m *memory) {
-			m.outcome = definite
-			if remains != "" || csiclient.ExcludesEarlier(err) {
-				m.remains = remains
-			}
-		})
+	if err := l.happened(c.uid(), event, func(m *memory) {
+		if failed.ended && (remains != "" || csiclient.ExcludesEarlier(err)) {
+			m.remains = remains
+		}
+	}); err != nil {
+		return err
 	}
-	switch {
-	case c.terminating() && c.released():
-		return l.replayFailed(ctx, c, err, ended, remains)
-	case isNew:
-		return l.report(ctx, obj, doReportCreation, failure{creationError(c, err), err}, cause{})
-	}
-	return l.report(ctx, obj, doReportCheck, failure{creationError(c, err), err}, cause{})
+	return failed
 }
 
 // check asks the driver for the state of a pre-provisioned snapshot or of a member.
@@ -221,13 +254,13 @@ func (l *loop[T, C]) check(ctx context.Context, obj T, s state) error {
 	defer cancel()
 	a, err := l.calls.check(call, s.content, s.secrets)
 	switch {
-	case err != nil && s.content.terminating() && s.memory.awaitsCheck(s.content) && isAbsent(err):
-		l.memories.update(s.content.uid(), func(m *memory) { m.absent = true })
+	case err != nil && s.content.terminating() && s.call.Payload.awaitsCheck(s.content) && isAbsent(err):
+		l.remember(s.content.uid(), func(m *memory) { m.absent = true })
 		return nil
 	case err != nil:
 		return l.report(ctx, obj, doReportCheck, failure{checkError(s.content, err), err}, cause{})
 	}
-	l.memories.update(s.content.uid(), func(m *memory) { m.answer = a })
+	l.remember(s.content.uid(), func(m *memory) { m.answer = a })
 	return nil
 }
 
@@ -265,10 +298,16 @@ func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step)
 			return err
 		}
 	}
-	if newest, ok := l.objects.Get(c.meta.Name); !ok || newest.GetUID() != c.uid() {
-		return nil // deleted: the answer was not written
+	if !l.exists(c) {
+		return nil // the answer was not written
 	}
-	l.memories.update(c.uid(), func(m *memory) { m.written(a, s.now, l.c.cfg) })
+	event := intent.Event(0) // of a check without effects
+	if s.call.State == intent.Answered {
+		event = intent.Settle
+	}
+	if err := l.happened(c.uid(), event, func(m *memory) { m.written(a, s.now, l.c.cfg) }); err != nil {
+		return err
+	}
 	if c.known().handle == "" && c.dynamic() {
 		klog.FromContext(ctx).Info("Snapshot created", "snapshotHandle", a.handle, "readyToUse", a.ready)
 	} else if a.ready {

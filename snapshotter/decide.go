@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -28,7 +29,7 @@ type driver struct {
 type state struct {
 	content *content // nil: deleted
 	class   *class   // of the content; nil: none is named, or it does not exist
-	memory  memory
+	call    entry
 	// live: this process has read or written the content at the API server in this term. The cache of a new leader may lag behind
 	// the last writes of its predecessor.
 	live bool
@@ -132,33 +133,14 @@ const (
 	check              // not ready
 )
 
-// indeterminate reports whether a CreateSnapshot for c may have created a snapshot that is not in
-// its status.
-func (c *content) indeterminate(m memory) bool {
-	switch {
-	case c.known().handle != "" || c.member() || !c.dynamic() || !c.bound() || m.deleted:
-		return false
-	case m.outcome == unknown && !c.has(c.creating):
-		// An earlier process may have called, and another writer removed the annotations: the snapshot-controller
-		// replaces all of them from its cache when it releases a deletion.
-		request, err := c.recordedRequest()
-		recorded := err == nil && request != nil
-		lost := m.unrecorded(c) && c.policy == snapshotv1.VolumeSnapshotContentDelete
-		return c.terminating() && c.released() && (recorded || lost) && !c.status.cleared()
-	case m.outcome == unknown:
-		return true
-	}
-	return m.outcome == indeterminate
-}
-
 // released reports whether the snapshot-controller has released the deletion of c.
 func (c *content) released() bool {
 	return c.has(c.deleting) || !c.dynamic() && !c.bound()
 }
 
 // rowOf returns the row that applies to c.
-func (d driver) rowOf(c *content, m memory) row {
-	hasSource := c.dynamic() || c.preProvisioned()
+func (d driver) rowOf(c *content, e entry) row {
+	hasSource, m := c.dynamic() || c.preProvisioned(), e.Payload
 	switch {
 	case c.driver != d.name:
 		return notResponsible
@@ -168,7 +150,7 @@ func (d driver) rowOf(c *content, m memory) row {
 		switch {
 		case !hasSource:
 			return release
-		case c.indeterminate(m):
+		case c.indeterminate(e):
 			return createToDelete
 		case m.awaitsCheck(c):
 			return check
@@ -195,16 +177,18 @@ func (d driver) decide(s state) step {
 	if c == nil {
 		return step{reason: "Deleted"}
 	}
-	row := d.rowOf(c, s.memory)
+	row := d.rowOf(c, s.call)
 	if c.terminating() && !c.released() && row > release {
 		pending := cause{blockedRelease, fmt.Sprintf("the snapshot-controller to set annotation %s after the deletion of %s %s/%s",
 			c.deleting, c.ref.Kind, c.ref.Namespace, c.ref.Name)}
 		switch {
-		case row == create && s.memory.unrecorded(c): // before the release, no record is lost
-			return s.confirmed(step{action: doSettle, reason: "NeverCalled"})
-		case !s.memory.announced[pending.reason]:
+		case row == create && c.unrecorded(s.call) && !s.live:
+			return step{action: doReadContent, reason: "Unconfirmed"}
+		case row == create && c.unrecorded(s.call): // before the release, no record is lost
+			return step{action: doSettle, reason: "NeverCalled"}
+		case !s.call.Payload.announced[pending.reason]:
 			return step{action: doAnnounce, reason: "NotReleased", cause: pending}
-		case row == create && !c.indeterminate(s.memory) && s.memory.answer == nil:
+		case row == create && !c.callState(s.call).MayHaveEffect():
 			return step{reason: "NotReleased"} // a creation that was never sent is not started
 		}
 	}
@@ -241,17 +225,17 @@ func (d driver) decideCreate(s state) step {
 	fail := func(err error) step { return step{action: doReportCreation, reason: "CannotCreate", err: err} }
 	recorded, malformed := c.recordedRequest()
 	switch {
-	case s.memory.answer != nil:
+	case s.call.Payload.answer != nil:
 		return d.decideWrite(s, fail)
-	case malformed != nil && !s.memory.announced["malformed"]:
+	case malformed != nil && !s.call.Payload.announced["malformed"]:
 		return step{action: doAnnounce, reason: "MalformedRequest", cause: cause{"malformed", ""}, err: malformed}
 	case !c.bound():
 		return fail(fmt.Errorf("cannot create %s. %s%s content %s not bound to a %[1]s",
 			c.noun, strings.ToUpper(c.noun[:1]), c.noun[1:], c.meta.Name))
-	case (recorded == nil || !s.memory.binds(c)) && s.class != nil && s.class.driver != d.name:
+	case (recorded == nil || !c.binds(s.call)) && s.class != nil && s.class.driver != d.name:
 		return step{reason: "ClassOfOtherDriver"}
 	}
-	request, err := d.createRequest(c, s.class, s.memory)
+	request, err := d.createRequest(c, s.class, s.call)
 	if err != nil {
 		return fail(err)
 	}
@@ -259,29 +243,40 @@ func (d driver) decideCreate(s state) step {
 	if err != nil {
 		return fail(inputsError(c, err.Error()))
 	}
-	if secret != nil && !s.reads.secret {
-		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportCreation}
-	}
 	change := kube.MetadataPatch{InitAnnotations: map[string]string{c.creating: "yes"}}
 	if !c.terminating() {
 		change.AddFinalizers = []string{c.finalizer}
 		change.Tests = map[string]any{"/metadata/deletionTimestamp": nil} // the cache may be outdated
 	}
 	recordRequest(c, &change, request)
-	if !change.AppliedTo(c.meta) {
-		// Before the RPC: after a crash, the next process repeats the call with equal arguments.
-		return step{action: doRecordRequest, reason: "NotRecorded", change: change, request: request}
+	record := intent.None
+	if change.AppliedTo(c.meta) {
+		record = intent.Own
 	}
-	return s.confirmed(step{action: doCreate, reason: "Requested", request: request})
+	return s.decideCall(step{reason: "Requested", request: request, change: change, secret: secret, report: doReportCreation},
+		intent.Policy{Record: intent.BeforeCall}, record)
 }
 
-// confirmed returns next, or doReadContent if it is decided from the cache of a new leader:
-// the snapshot may have been created and deleted, together with the content, by its predecessor.
-func (s state) confirmed(next step) step {
-	if !s.live {
-		return step{action: doReadContent, reason: "Unconfirmed"}
+// decideCall returns call, a CreateSnapshot, or the step that has to be taken before it. record is that of the content.
+func (s state) decideCall(call step, p intent.Policy, record intent.Recorded) step {
+	current := s.content.callState(s.call)
+	if !current.InProgress() {
+		current = intent.Planned
 	}
-	return next
+	switch intent.Next(p, current, intent.Facts{
+		Record: record, Refused: call.again && s.call.Refused, Writable: true, Wanted: true,
+		Ready: call.secret == nil || s.reads.secret, Stale: !s.live,
+	}) {
+	case intent.DoPrepare:
+		return step{action: doReadSecret, reason: "SecretNeeded", secret: call.secret, report: call.report}
+	case intent.DoConfirm: // the snapshot may have been created and deleted, together with the content, by an earlier leader
+		return step{action: doReadContent, reason: "Unconfirmed"}
+	case intent.DoRecord:
+		call.action, call.reason = doRecordRequest, "NotRecorded"
+	default:
+		call.action = doCreate
+	}
+	return call
 }
 
 // recordRequest adds the record of r to change, which replaces a malformed record and that of another request.

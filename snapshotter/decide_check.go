@@ -8,6 +8,8 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
 // decideCheck handles a content whose snapshot is not ready.
@@ -15,12 +17,12 @@ func (d driver) decideCheck(s state) step {
 	c := s.content
 	fail := func(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} }
 	switch {
-	case s.memory.answer != nil:
+	case s.call.Payload.answer != nil:
 		return d.decideWrite(s, fail)
 	case c.has(c.creating):
 		return step{action: doEndCreation, reason: "Created"}
-	case s.now.Before(s.memory.nextCheck):
-		return step{reason: "NotReady", next: s.memory.nextCheck}
+	case s.now.Before(s.call.Payload.nextCheck):
+		return step{reason: "NotReady", next: s.call.Payload.nextCheck}
 	}
 	replays := c.dynamic() && !c.member()
 	if !replays && !c.group && !d.listSnapshots && !d.getSnapshot {
@@ -36,11 +38,11 @@ func (d driver) decideCheck(s state) step {
 	if !replays {
 		return step{action: doCheck, reason: "NotReady", handle: c.namedHandle()}
 	}
-	request, err := d.createRequest(c, s.class, s.memory)
+	request, err := d.createRequest(c, s.class, s.call)
 	if err != nil {
 		return fail(err)
 	}
-	return s.confirmed(step{action: doCreate, reason: "NotReady", request: request})
+	return s.decideCall(step{reason: "NotReady", request: request}, intent.Policy{}, intent.None) // the record remains
 }
 
 // namedHandle returns the handle of the snapshot that c names, in its source or status.
@@ -66,13 +68,13 @@ func (d driver) decideUnchecked(s state) step {
 	if c.member() && s.groupReady == groupNotReady {
 		return step{reason: "GroupNotReady"}
 	}
-	s.memory.answer = &answer{handle: c.namedHandle(), ready: true}
+	s.call.Payload.answer = &answer{handle: c.namedHandle(), ready: true}
 	return d.decideWrite(s, func(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} })
 }
 
 // decideWrite returns the step that writes the answer of the driver, or fail if it contradicts c.
 func (d driver) decideWrite(s state, fail func(error) step) step {
-	a := s.content.withProblem(*s.memory.answer)
+	a := s.content.withProblem(*s.call.Payload.answer)
 	change, err := s.content.change(a, s.now)
 	if err == nil && s.other != nil && s.content.known().handle == "" && s.content.dynamic() {
 		err = fmt.Errorf("the driver returned the %s %q of %s %q. Check both at the storage system",

@@ -9,8 +9,10 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -20,18 +22,19 @@ import (
 // call is repeated until its outcome is known, because only then the snapshot can be deleted.
 func (d driver) decideReplay(s state) step {
 	c := s.content
-	if s.memory.unrecorded(c) && !s.live { // a previous leader may have recorded a call
+	unrecorded := c.unrecorded(s.call)
+	if unrecorded && !s.live { // a previous leader may have recorded a call
 		return step{action: doReadContent, reason: "Unconfirmed", report: doReportDeletion}
 	}
 	fail := func(err error, waitsFor cause) step {
 		return step{action: doReportDeletion, reason: "CannotRepeat", err: err, cause: waitsFor}
 	}
-	request, err := d.createRequest(c, s.class, s.memory)
+	request, err := d.createRequest(c, s.class, s.call)
 	secret, noSecret := d.annotatedSecret(c)
 	switch {
 	case err != nil && s.isClassUncached():
 		return readClassStep()
-	case s.memory.unrecorded(c) && (err != nil || noSecret != nil): // it was probably never called
+	case unrecorded && (err != nil || noSecret != nil): // it was probably never called
 		return s.decideRelease()
 	case err != nil:
 		return fail(deletionError(c, fmt.Errorf("%s is indeterminate and cannot be repeated: %w", c.create, err)),
@@ -39,13 +42,28 @@ func (d driver) decideReplay(s state) step {
 	case noSecret != nil:
 		return fail(credentials(c, noSecret), cause{})
 	}
-	if secret != nil && !s.reads.secret {
-		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportDeletion}
+	return s.decideRepetition(request, secret)
+}
+
+// decideRepetition repeats a CreateSnapshot during a deletion. The request is recorded again, although an earlier leader may have
+// recorded it: a write of that leader that takes effect late would remove the finalizer during the repetition. It fails if the record
+// is another one.
+func (s state) decideRepetition(request *createRequest, secret *corev1.SecretReference) step {
+	c := s.content
+	change, forced := kube.MetadataPatch{Tests: recordTest(c)}, c.forced(s.call)
+	if !forced {
+		change.InitAnnotations = map[string]string{c.creating: "yes"}
+		if value, ok := c.meta.Annotations[c.creating]; ok { // a user who removes it ends the wait
+			change.Tests[kube.AnnotationPath(c.creating)] = value
+		}
 	}
-	if !s.recorded() {
-		return s.confirmed(s.recordStep(request))
+	record := intent.Other
+	if c.has(AnnRequest) && c.meta.Annotations[AnnRequest] == s.call.Payload.record && (forced || c.has(c.creating)) {
+		record = intent.Own
 	}
-	return s.confirmed(step{action: doCreate, reason: "Indeterminate", request: request})
+	return s.decideCall(
+		step{reason: "Indeterminate", request: request, change: change, again: true, secret: secret, report: doReportDeletion},
+		intent.Policy{Record: intent.BeforeCall, Renew: true}, record)
 }
 
 // isClassUncached reports whether the class may exist although the cache of a new leader lacks it.
@@ -53,26 +71,6 @@ func (s state) isClassUncached() bool { return s.class == nil && s.content.class
 
 func readClassStep() step {
 	return step{action: doReadClass, reason: "NotCached", report: doReportDeletion}
-}
-
-// recorded reports whether this term has recorded the request for a repetition, or cannot.
-func (s state) recorded() bool {
-	c := s.content
-	return s.memory.recordRefused || c.has(AnnRequest) && c.meta.Annotations[AnnRequest] == s.memory.record
-}
-
-// recordStep records a request that is repeated during a deletion, although an earlier leader may have recorded it: a write of that
-// leader that takes effect late would remove the finalizer during the repetition. It fails if the record is another one.
-func (s state) recordStep(request *createRequest) step {
-	c := s.content
-	change := kube.MetadataPatch{Tests: recordTest(c)}
-	if !c.forced(s.memory) {
-		change.InitAnnotations = map[string]string{c.creating: "yes"}
-		if value, ok := c.meta.Annotations[c.creating]; ok { // a user who removes it ends the wait
-			change.Tests[kube.AnnotationPath(c.creating)] = value
-		}
-	}
-	return step{action: doRecordRequest, reason: "NotRecorded", change: change, request: request, again: true}
 }
 
 // recordTest returns the test that the record of the request is that of c.
@@ -84,46 +82,27 @@ func recordTest(c *content) map[string]any {
 	return map[string]any{path: nil}
 }
 
-// decideRepeatedCheck repeats a CreateSnapshot that was to check an existing snapshot and is indeterminate, perhaps of an earlier
-// leader: if the driver executes it after DeleteSnapshot, it creates the snapshot again. wait is false if nothing is to be repeated.
-func (d driver) decideRepeatedCheck(s state) (_ step, wait bool) {
-	c := s.content
-	earlier := s.memory.outcome == unknown && c.dynamic() && c.bound() && (!c.known().ready || c.has(c.creating) && c.has(AnnRequest))
-	if !earlier && s.memory.outcome != indeterminate {
-		return step{}, false
-	}
-	request, err := d.createRequest(c, s.class, s.memory)
-	switch {
-	case err != nil && s.isClassUncached():
-		return readClassStep(), true
-	case err != nil: // never after a call of this process
-		return step{}, false
-	case !c.forced(s.memory) && !s.memory.recordRefused && (!c.has(c.creating) || !s.recorded()):
-		return s.recordStep(request), true
-	}
-	return step{action: doCreate, reason: "Indeterminate", request: request}, true
-}
-
 // forced reports whether another writer has removed the annotation of an indeterminate CreateSnapshot,
 // to end the wait for its outcome. A check has the annotation only during the wait.
-func (c *content) forced(m memory) bool {
-	return m.outcome != definite && !c.has(c.creating) && c.has(AnnRequest) && (c.known().handle == "" || m.announced[blockedOutcome])
+func (c *content) forced(e entry) bool {
+	return unanswered(c.callState(e)) && !c.has(c.creating) && c.has(AnnRequest) &&
+		(c.known().handle == "" || e.Payload.announced[blockedOutcome])
 }
 
 // endedBy reports whether err, with which a create call has failed, ends the wait for its outcome, and why the snapshot may
-// exist then. m is the memory before the call. Once a call of this process was indeterminate, only an error that excludes
+// exist then. before is the entry before the call. Once a call of this process was indeterminate, only an error that excludes
 // the snapshot ends the wait, or one that would block a deletion for long: a lack of space, or a source that does not exist any
 // more. Whether a call of an earlier process was, is unknown: one repetition ends the wait.
-func (m memory) endedBy(c *content, err error, name string) (ended bool, remains string) {
+func (c *content) endedBy(before entry, err error, name string) (ended bool, remains string) {
 	final, why := csiclient.OutcomeOf(err) == csiclient.Final, ""
 	code := status.Code(err)
-	earlier := c.known().handle == "" && c.indeterminate(m)
+	earlier := c.indeterminate(before)
 	switch {
 	case final && (!earlier || csiclient.ExcludesEarlier(err)):
 		return true, ""
-	case c.terminating() && c.forced(m):
+	case c.terminating() && c.forced(before):
 		why = fmt.Sprintf("annotation %s was removed", c.creating)
-	case final && (m.outcome == unknown || code == codes.ResourceExhausted || code == codes.NotFound):
+	case final && (before.State == intent.Idle || code == codes.ResourceExhausted || code == codes.NotFound):
 		why = "an earlier call may have succeeded"
 	default:
 		return false, ""
@@ -135,7 +114,7 @@ func (m memory) endedBy(c *content, err error, name string) (ended bool, remains
 // decideDelete handles a content whose snapshot is deleted at the driver.
 func (d driver) decideDelete(s state) step {
 	c := s.content
-	if s.memory.deleted {
+	if s.call.Payload.deleted {
 		return s.decideDeleted()
 	}
 	secret, err := d.annotatedSecret(c)
@@ -151,10 +130,16 @@ func (d driver) decideDelete(s state) step {
 	if s.other != nil && !s.other.leaving() {
 		return s.decideShared()
 	}
-	if repeat, wait := d.decideRepeatedCheck(s); wait {
-		return repeat
+	if unanswered(c.callState(s.call)) { // a check that the driver executes after DeleteSnapshot creates the snapshot again
+		request, err := d.createRequest(c, s.class, s.call)
+		switch {
+		case err == nil:
+			return s.decideRepetition(request, nil) // the Secret is read
+		case s.isClassUncached():
+			return readClassStep()
+		} // else this process has not called it
 	}
-	next := step{action: doDelete, reason: "Deleting", handle: c.deletedHandle(s.memory), members: c.snapshotHandles(s.memory)}
+	next := step{action: doDelete, reason: "Deleting", handle: c.deletedHandle(s.call.Payload), members: c.snapshotHandles(s.call.Payload)}
 	switch {
 	case c.group && len(next.members) == 0 && !s.listed:
 		next.action, next.reason = doReadMembers, "UnknownMembers"
@@ -166,7 +151,7 @@ func (d driver) decideDelete(s state) step {
 
 // decideShared handles a content that is being deleted while another one names its snapshot.
 func (s state) decideShared() step {
-	c, handle := s.content, s.content.deletedHandle(s.memory)
+	c, handle := s.content, s.content.deletedHandle(s.call.Payload)
 	if c.namedHandle() == "" { // only a response of the driver did
 		next := s.decideRelease()
 		next.warning = fmt.Sprintf("%s returned the %s %q of %s %q, which is kept. Check both at the storage system",
@@ -203,7 +188,7 @@ func (c *content) deletedHandle(m memory) string {
 
 // decideRelease handles a content that is being deleted and has no snapshot to delete.
 func (s state) decideRelease() step {
-	c, m := s.content, s.memory
+	c, m := s.content, s.call.Payload
 	if m.deleted {
 		return s.decideDeleted()
 	}

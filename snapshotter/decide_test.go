@@ -17,9 +17,11 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
 const driverName = "drv.example.com"
@@ -31,6 +33,9 @@ func testDriver() driver {
 // recorded is the value of [AnnRequest] for the content of [testState].
 var recorded = createRequest{"snapshot-" + uid, map[string]string{"a": "b"}, "v1-uid"}.encode()
 
+// recordedArgs are the arguments of this request.
+var recordedArgs = createRequest{Name: "snapshot-" + uid, Parameters: map[string]string{"a": "b"}}.args()
+
 // testState returns the state of a dynamic content of the class c1 that was never processed.
 func testState(changes ...func(*state)) state {
 	s := state{
@@ -40,7 +45,7 @@ func testState(changes ...func(*state)) state {
 			ref: corev1.ObjectReference{Kind: "VolumeSnapshot", Namespace: "ns", Name: "s1", UID: uid},
 		},
 		class: &class{"c1", driverName, map[string]string{"a": "b"}}, now: time.Unix(1000, 0),
-		memory: memory{record: recorded}, live: true,
+		call: entry{Payload: memory{record: recorded}}, live: true,
 	}
 	for _, change := range changes {
 		change(&s)
@@ -82,15 +87,19 @@ func retained(s *state) { s.content.policy = snapshotv1.VolumeSnapshotContentRet
 
 func live(s *state) { s.read = election.Now() }
 
-func remember(change func(*memory)) func(*state) { return func(s *state) { change(&s.memory) } }
+func remember(change func(*memory)) func(*state) { return func(s *state) { change(&s.call.Payload) } }
 
 // cached: the state is from the cache of a new leader.
-func cached(s *state) { s.live, s.memory.record = false, "" }
+func cached(s *state) { s.live, s.call.Payload.record = false, "" }
 
 // recordedBefore: an earlier leader has recorded the request.
-func recordedBefore(s *state) { s.memory.record = "" }
+func recordedBefore(s *state) { s.call.Payload.record = "" }
 
-func withOutcome(o outcome) func(*state) { return remember(func(m *memory) { m.outcome = o }) }
+func withCall(c intent.State) func(*state) {
+	return func(s *state) { s.call.State, s.call.Args = c, recordedArgs }
+}
+
+func deleted(s *state) { s.call.State, s.call.Payload.deleted = intent.Settled, true }
 
 func announced(causes ...string) func(*state) {
 	return remember(func(m *memory) {
@@ -101,7 +110,15 @@ func announced(causes ...string) func(*state) {
 	})
 }
 
-func answered(a answer) func(*state) { return remember(func(m *memory) { m.answer = &a }) }
+// answered: CreateSnapshot, or the check of a pre-provisioned snapshot, has returned a.
+func answered(a answer) func(*state) {
+	return func(s *state) {
+		s.call.Payload.answer = &a
+		if s.content.dynamic() {
+			s.call.State = intent.Answered
+		}
+	}
+}
 
 func secret(s *state) {
 	set()(s)
@@ -172,8 +189,8 @@ func TestDecide(t *testing.T) {
 		"member":                             {changes{set(AnnGroup), withStatus(created)}, doCheck, "NotReady"},
 
 		"not released":          {changes{terminating}, doSettle, "NeverCalled"},
-		"not released, settled": {changes{terminating, withOutcome(definite)}, doAnnounce, "NotReleased"},
-		"not released, said so": {changes{terminating, withOutcome(definite), announced(blockedRelease)}, doNothing, "NotReleased"},
+		"not released, settled": {changes{terminating, withCall(intent.Settled)}, doAnnounce, "NotReleased"},
+		"not released, said so": {changes{terminating, withCall(intent.Settled), announced(blockedRelease)}, doNothing, "NotReleased"},
 		"not released, indeterminate": {changes{terminating, announced(blockedRelease), set(AnnBeingCreated, AnnRequest)}, doCreate,
 			"Requested"},
 		"not released, answered": {changes{terminating, announced(blockedRelease), set(AnnBeingCreated, AnnRequest),
@@ -184,8 +201,13 @@ func TestDecide(t *testing.T) {
 			"NotReady"},
 		"done":          {changes{released, noFinalizer, withStatus(ready)}, doNothing, "Released"},
 		"indeterminate": {changes{released, set(AnnBeingCreated, AnnRequest)}, doCreate, "Indeterminate"},
-		"indeterminate, of another process": {changes{released, set(AnnBeingCreated, AnnRequest), cached}, doReadContent,
-			"Unconfirmed"},
+		"indeterminate, of another process": {changes{released, set(AnnBeingCreated, AnnRequest), cached}, doRecordRequest,
+			"NotRecorded"},
+		"indeterminate, record refused": {changes{released, withCall(intent.Unknown), set(AnnBeingCreated, AnnRequest), recordedBefore,
+			func(s *state) { s.call.Refused = true }}, doCreate, "Indeterminate"},
+		"indeterminate, record changed": {changes{withCall(intent.Unknown), set(AnnBeingCreated, AnnRequest), func(s *state) {
+			s.content.meta.Annotations[AnnRequest] = createRequest{Name: "other"}.encode()
+		}}, doRecordRequest, "NotRecorded"},
 		"indeterminate, recorded by csi-snapshotter": {changes{released, set(AnnBeingCreated)}, doRecordRequest, "NotRecorded"},
 		"indeterminate, of another process, read": {changes{released, set(AnnBeingCreated, AnnRequest), recordedBefore}, doRecordRequest,
 			"NotRecorded"},
@@ -196,8 +218,8 @@ func TestDecide(t *testing.T) {
 			func(s *state) { s.class.driver = "x" }}, doReportDeletion, "CannotRepeat"},
 		"not ready, class of another driver": {changes{withStatus(created), func(s *state) { s.class.driver = "x" }}, doReportCheck,
 			"CannotCheck"},
-		"indeterminate, annotations replaced": {changes{released, withOutcome(indeterminate)}, doRecordRequest, "NotRecorded"},
-		"indeterminate, annotation removed": {changes{released, withOutcome(indeterminate), set(AnnRequest)}, doCreate,
+		"indeterminate, annotations replaced": {changes{released, withCall(intent.Unknown)}, doRecordRequest, "NotRecorded"},
+		"indeterminate, annotation removed": {changes{released, withCall(intent.Unknown), set(AnnRequest)}, doCreate,
 			"Indeterminate"},
 		"indeterminate, annotation removed before a restart": {changes{released, set(AnnRequest)}, doCreate, "Indeterminate"},
 		"annotations replaced before a restart":              {changes{released}, doRecordRequest, "NotRecorded"},
@@ -214,7 +236,7 @@ func TestDecide(t *testing.T) {
 		"no annotations, retained":         {changes{released, retained}, doRemoveFinalizer, "NothingToDelete"},
 		"no annotations, member":           {changes{released, set(AnnGroup)}, doRemoveFinalizer, "NothingToDelete"},
 		"no annotations, unbound":          {changes{released, unbound}, doRemoveFinalizer, "NothingToDelete"},
-		"no annotations, never called":     {changes{released, remember(neverCalled)}, doRemoveFinalizer, "NothingToDelete"},
+		"no annotations, never called":     {changes{released, withCall(intent.Settled)}, doRemoveFinalizer, "NothingToDelete"},
 		"no annotations, deleted, cleared": {changes{released, withStatus(contentStatus{})}, doRemoveFinalizer, "NothingToDelete"},
 		"no annotations, half a secret": {changes{released, secret, func(s *state) { s.content.meta.Annotations[AnnSecretName] = "" }},
 			doRemoveFinalizer, "NothingToDelete"},
@@ -231,14 +253,14 @@ func TestDecide(t *testing.T) {
 		"indeterminate, secret":       {changes{released, set(AnnBeingCreated, AnnRequest), secret}, doReadSecret, "SecretNeeded"},
 		"indeterminate, but retained": {changes{released, retained, set(AnnBeingCreated, AnnRequest)}, doCreate, "Indeterminate"},
 		"indeterminate, but unbound":  {changes{released, unbound, set(AnnBeingCreated)}, doRemoveFinalizer, "NothingToDelete"},
-		"definite": {changes{released, withOutcome(definite), set(AnnBeingCreated, AnnRequest)}, doRemoveFinalizer,
+		"definite": {changes{released, withCall(intent.Settled), set(AnnBeingCreated, AnnRequest)}, doRemoveFinalizer,
 			"NothingToDelete"},
 		"has a handle, being created": {changes{released, set(AnnBeingCreated), withStatus(ready)}, doReadContent, "Unconfirmed"},
-		"created again in a deletion": {changes{released, withStatus(ready), withOutcome(definite), answered(answer{handle: "h2"}), live},
+		"created again in a deletion": {changes{released, withStatus(ready), answered(answer{handle: "h2"}), live},
 			doDelete, "Deleting"},
-		"answered in a deletion": {changes{released, withOutcome(definite), answered(answer{handle: "h"}), live}, doDelete,
+		"answered in a deletion": {changes{released, answered(answer{handle: "h"}), live}, doDelete,
 			"Deleting"},
-		"answered and retained": {changes{released, retained, withOutcome(definite), answered(answer{handle: "h"})}, doRemoveFinalizer,
+		"answered and retained": {changes{released, retained, answered(answer{handle: "h"})}, doRemoveFinalizer,
 			"NothingToDelete"},
 		"to delete":               {changes{released, withStatus(ready)}, doReadContent, "Unconfirmed"},
 		"to delete, read":         {changes{released, withStatus(ready), live}, doDelete, "Deleting"},
@@ -246,7 +268,7 @@ func TestDecide(t *testing.T) {
 		"half a secret": {changes{released, withStatus(ready), secret, live,
 			func(s *state) { s.content.meta.Annotations[AnnSecretName] = "" }},
 			doReportDeletion, "CannotDelete"},
-		"check indeterminate": {changes{released, withStatus(created), set(AnnRequest), withOutcome(indeterminate), live},
+		"check indeterminate": {changes{released, withStatus(created), set(AnnRequest), withCall(intent.Unknown), live},
 			doRecordRequest, "NotRecorded"},
 		"check of an earlier leader": {changes{released, withStatus(created), set(AnnRequest), live}, doRecordRequest,
 			"NotRecorded"},
@@ -254,25 +276,25 @@ func TestDecide(t *testing.T) {
 		"check of an earlier leader, nothing recorded, no class": {changes{released, withStatus(created), noClass, live}, doDelete,
 			"Deleting"},
 		"deleted after an unanswered call, status with an error": {changes{released, otherFinalizer, set(AnnBeingCreated, AnnRequest),
-			withStatus(contentStatus{hasReady: true, hasErr: true}), remember(func(m *memory) { m.deleted = true })}, doClearStatus,
+			withStatus(contentStatus{hasReady: true, hasErr: true}), deleted}, doClearStatus,
 			"SnapshotDeleted"},
 		"check of an earlier leader, recorded by it": {changes{released, withStatus(ready), set(AnnBeingCreated, AnnRequest), live,
 			recordedBefore}, doRecordRequest, "NotRecorded"},
 		"check of an earlier leader, recorded": {changes{released, withStatus(ready), set(AnnBeingCreated, AnnRequest), live}, doCreate,
 			"Indeterminate"},
 		"check indeterminate, recorded": {changes{released, withStatus(created), set(AnnBeingCreated, AnnRequest),
-			withOutcome(indeterminate), announced(blockedOutcome), live}, doCreate, "Indeterminate"},
-		"check indeterminate, wait ended": {changes{released, withStatus(created), set(AnnRequest), withOutcome(indeterminate),
+			withCall(intent.Unknown), announced(blockedOutcome), live}, doCreate, "Indeterminate"},
+		"check indeterminate, wait ended": {changes{released, withStatus(created), set(AnnRequest), withCall(intent.Unknown),
 			announced(blockedOutcome), live}, doCreate, "Indeterminate"},
 		"retained": {changes{released, retained, withStatus(ready)}, doRemoveFinalizer, "NothingToDelete"},
-		"at the driver deleted": {changes{released, withStatus(ready), remember(func(m *memory) { m.deleted = true })},
+		"at the driver deleted": {changes{released, withStatus(ready), deleted},
 			doRemoveFinalizer, "SnapshotDeleted"},
 		"at the driver deleted, another finalizer": {changes{released, otherFinalizer, withStatus(ready),
-			remember(func(m *memory) { m.deleted = true })}, doClearStatus, "SnapshotDeleted"},
+			deleted}, doClearStatus, "SnapshotDeleted"},
 		"cleared": {changes{released, otherFinalizer, withStatus(contentStatus{}), set(AnnBeingCreated),
-			remember(func(m *memory) { m.deleted = true })}, doRemoveFinalizer, "SnapshotDeleted"},
+			deleted}, doRemoveFinalizer, "SnapshotDeleted"},
 		"at the driver deleted, another finalizer, being created": {changes{released, otherFinalizer, withStatus(ready),
-			set(AnnBeingCreated), remember(func(m *memory) { m.deleted = true })}, doEndCreation, "SnapshotDeleted"},
+			set(AnnBeingCreated), deleted}, doEndCreation, "SnapshotDeleted"},
 		"member to delete": {changes{released, set(AnnGroup), withStatus(ready)}, doRemoveFinalizer,
 			"NothingToDelete"},
 		"unbound, pre-provisioned, never checked": {changes{terminating, isPreProvisioned, unbound,
@@ -294,11 +316,11 @@ func TestDecide(t *testing.T) {
 		"shared with a content that is deleted, too": {changes{released, withStatus(ready), live, shared(released)}, doDelete, "Deleting"},
 		"shared with a content whose deletion is not released": {changes{released, withStatus(ready), live, shared(terminating)},
 			doReportDeletion, "Shared"},
-		"response of another content, in a deletion": {changes{released, withOutcome(definite), answered(answer{handle: "h"}), live,
+		"response of another content, in a deletion": {changes{released, answered(answer{handle: "h"}), live,
 			shared()}, doRemoveFinalizer, "NothingToDelete"},
 		"response of another content": {changes{set(AnnBeingCreated, AnnRequest), answered(answer{handle: "h"}), shared(released)},
 			doReportCreation, "CannotCreate"},
-		"created again with the snapshot of another content": {changes{released, withStatus(ready), withOutcome(definite),
+		"created again with the snapshot of another content": {changes{released, withStatus(ready),
 			answered(answer{handle: "h2"}), live, shared()}, doReportDeletion, "Shared"},
 		"bound, not released": {changes{terminating, isPreProvisioned, withStatus(ready)}, doAnnounce,
 			"NotReleased"},
@@ -343,9 +365,9 @@ func TestIndeterminate(t *testing.T) {
 	}{
 		"new":                         {nil, false},
 		"recorded by another process": {[]func(*state){set(AnnBeingCreated)}, true},
-		"final error":                 {[]func(*state){set(AnnBeingCreated), withOutcome(definite)}, false},
-		"in this process":             {[]func(*state){withOutcome(indeterminate)}, true},
-		"with a handle":               {[]func(*state){withOutcome(indeterminate), withStatus(contentStatus{handle: "h"})}, false},
+		"final error":                 {[]func(*state){set(AnnBeingCreated), withCall(intent.Settled)}, false},
+		"in this process":             {[]func(*state){withCall(intent.Unknown)}, true},
+		"with a handle":               {[]func(*state){withCall(intent.Unknown), withStatus(contentStatus{handle: "h"})}, false},
 		"member":                      {[]func(*state){set(AnnBeingCreated, AnnGroup)}, false},
 		"pre-provisioned":             {[]func(*state){set(AnnBeingCreated), isPreProvisioned}, false},
 		"annotations of a group replaced": {[]func(*state){terminating, set(AnnGroupBeingDeleted), func(s *state) {
@@ -353,7 +375,7 @@ func TestIndeterminate(t *testing.T) {
 		}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if s := testState(test.changes...); s.content.indeterminate(s.memory) != test.want {
+			if s := testState(test.changes...); s.content.indeterminate(s.call) != test.want {
 				t.Errorf("got %v", !test.want)
 			}
 		})
@@ -373,8 +395,8 @@ func TestDeletedHandle(t *testing.T) {
 		"unbound, checked":                 {[]func(*state){isPreProvisioned, unbound, answered(answer{handle: "a"})}, "a"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if s := testState(test.changes...); s.content.deletedHandle(s.memory) != test.want {
-				t.Errorf("got %q", s.content.deletedHandle(s.memory))
+			if s := testState(test.changes...); s.content.deletedHandle(s.call.Payload) != test.want {
+				t.Errorf("got %q", s.content.deletedHandle(s.call.Payload))
 			}
 		})
 	}
@@ -398,13 +420,13 @@ func TestSlowSnapshot(t *testing.T) {
 		switch step := d.decide(s); step.action {
 		case doCreate:
 			calls++
-			s.memory.answer = &answer{handle: "h", ready: s.now.Sub(created) >= time.Hour}
+			s.call.Payload.answer = &answer{handle: "h", ready: s.now.Sub(created) >= time.Hour}
 		case doWriteAnswer:
 			if len(step.status) > 0 {
 				writes++
 				s.content.status.ready = step.answer.ready
 			}
-			s.memory.written(step.answer, s.now, d.Config)
+			s.call.Payload.written(step.answer, s.now, d.Config)
 		case doNothing:
 			s.now = step.next
 		default:
@@ -419,25 +441,29 @@ func TestSlowSnapshot(t *testing.T) {
 // TestMatters: what others do with the annotation of a call ends a back-off, what this process does leaves it alone.
 func TestMatters(t *testing.T) {
 	handle := withStatus(contentStatus{handle: "h", created: true})
-	deleted := func(s *state) { handle(s); released(s) }
+	leaving := func(s *state) { handle(s); released(s) }
 	ready := withStatus(contentStatus{handle: "h", created: true, ready: true, hasReady: true})
 	type changes = []func(*state)
 	for name, tt := range map[string]struct {
 		before, after changes
-		outcome       outcome
+		call          intent.State
 		want          bool
 	}{
-		"a label":                   {changes{handle}, changes{handle}, definite, false},
-		"restored":                  {changes{handle}, changes{handle, set(AnnBeingCreated)}, definite, true},
-		"restored before":           {changes{handle, set(AnnBeingCreated)}, changes{handle, set(AnnBeingCreated)}, definite, false},
-		"ready, restored meanwhile": {changes{ready, set(AnnBeingCreated)}, changes{ready, set(AnnBeingCreated)}, definite, true},
-		"set for a check":           {changes{deleted}, changes{deleted, set(AnnBeingCreated)}, indeterminate, false},
-		"removed, outcome unknown":  {changes{deleted, set(AnnBeingCreated)}, changes{deleted}, indeterminate, true},
-		"removed after the outcome": {changes{deleted, set(AnnBeingCreated)}, changes{deleted}, definite, false},
+		"a label":                   {changes{handle}, changes{handle}, intent.Settled, false},
+		"restored":                  {changes{handle}, changes{handle, set(AnnBeingCreated)}, intent.Settled, true},
+		"restored before":           {changes{handle, set(AnnBeingCreated)}, changes{handle, set(AnnBeingCreated)}, intent.Settled, false},
+		"ready, restored meanwhile": {changes{ready, set(AnnBeingCreated)}, changes{ready, set(AnnBeingCreated)}, intent.Settled, true},
+		"set for a check":           {changes{leaving}, changes{leaving, set(AnnBeingCreated)}, intent.Unknown, false},
+		"removed, outcome unknown":  {changes{leaving, set(AnnBeingCreated)}, changes{leaving}, intent.Unknown, true},
+		"removed after the outcome": {changes{leaving, set(AnnBeingCreated)}, changes{leaving}, intent.Settled, false},
 	} {
 		var h handlers[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]
 		h.c = &Controller{driver: testDriver()}
-		h.memories.update("v1-uid", func(m *memory) { m.outcome = tt.outcome })
+		h.ledger = intent.NewLedger[types.UID, memory](nil)
+		event := map[intent.State]intent.Event{intent.Unknown: intent.Resume, intent.Settled: intent.Settle}[tt.call]
+		if err := h.happened("v1-uid", event, nil); err != nil {
+			t.Fatal(err)
+		}
 		if got := h.matters(testState(tt.before...).content, testState(tt.after...).content); got != tt.want {
 			t.Errorf("%s: %t", name, got)
 		}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
 //lint:file-ignore ST1005 the texts of csi-snapshotter are capitalized
@@ -36,16 +37,14 @@ func (l *loop[T, C]) delete(ctx context.Context, obj T, s state, step step) erro
 	if err := l.calls.delete(call, step.handle, step.members, s.secrets); err != nil {
 		return l.report(ctx, obj, doReportDeletion, deletionError(c, err), cause{})
 	}
-	l.memories.update(c.uid(), func(m *memory) {
+	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.handle)
+	return l.happened(c.uid(), intent.Settle, func(m *memory) {
 		if m.createdAgain(c) {
 			m.answer = nil
 			return
 		}
 		m.deleted, m.blocked = true, ""
 	})
-	l.replays.end(c.uid())
-	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.handle)
-	return nil
 }
 
 // removeFinalizer ends a deletion.
@@ -56,14 +55,12 @@ func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) erro
 	if step.warning != "" {
 		l.announceWarning(c, step.warning, c.deleted, step.warning)
 	}
-	l.memories.update(c.uid(), func(m *memory) { m.releasing = true })
+	l.remember(c.uid(), func(m *memory) { m.releasing = true })
 	_, err := l.patch(ctx, obj, change)
 	if err == nil {
-		l.memories.update(c.uid(), func(m *memory) { m.blocked = "" })
-		l.replays.end(c.uid())
-		return nil
+		return l.happened(c.uid(), intent.Settle, func(m *memory) { m.blocked = "" })
 	}
-	l.memories.update(c.uid(), func(m *memory) { m.releasing = false })
+	l.remember(c.uid(), func(m *memory) { m.releasing = false })
 	switch {
 	case l.outdated(obj, err):
 		return nil // decide again

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -62,7 +63,7 @@ func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, 
 			l.announce(c, waitsFor, nil)
 			blocked = waitsFor.reason
 		}
-		l.memories.update(c.uid(), func(m *memory) { m.blocked = blocked })
+		l.remember(c.uid(), func(m *memory) { m.blocked = blocked })
 		return err
 	}
 	if newest, ok := l.objects.Get(c.meta.Name); ok && newest.GetUID() == c.uid() { // it may have changed during the RPC
@@ -73,19 +74,17 @@ func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, 
 		prefix, reason = "Failed to check and update "+c.noun+" content: ", c.checked
 	}
 	message := errorMessage(prefix, err)
-	if isUnusable(err) {
-		l.memories.update(c.uid(), func(m *memory) {
-			m.answer = nil
-			if m.outcome == definite { // a deletion asks the driver again for the other snapshot
-				m.outcome = indeterminate
-			}
-		})
+	if isUnusable(err) { // a deletion asks the driver again for the other snapshot
+		l.remember(c.uid(), func(m *memory) { m.answer = nil })
+		if err := l.happened(c.uid(), intent.Lose, nil); err != nil {
+			return err
+		}
 		l.event(c, warning, reason, message)
 		return err
 	}
-	now, id, m := time.Now(), kind.id(err), l.memories.get(c.uid())
+	now, id, m := time.Now(), kind.id(err), l.ledger.Get(c.uid()).Payload
 	if c.terminating() && m.awaitsCheck(c) {
-		l.memories.update(c.uid(), func(m *memory) { m.blocked = blockedError })
+		l.remember(c.uid(), func(m *memory) { m.blocked = blockedError })
 	}
 	isKnown := c.known().err == message || c.known().err != "" && m.reported == id && now.Sub(m.reportedAt) < sameErrorInterval
 	if isKnown {
@@ -97,7 +96,7 @@ func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, 
 			return err
 		}
 	}
-	l.memories.update(c.uid(), func(m *memory) { m.reported, m.reportedAt = id, now })
+	l.remember(c.uid(), func(m *memory) { m.reported, m.reportedAt = id, now })
 	l.event(c, warning, reason, message)
 	return err
 }
@@ -105,12 +104,8 @@ func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, 
 // announce sends an event about what a deletion waits for, or about err, once per cause.
 func (l *loop[T, C]) announce(c *content, waitsFor cause, err error) {
 	isNew := false
-	l.memories.update(c.uid(), func(m *memory) {
-		isNew = !m.announced[waitsFor.reason]
-		if m.announced == nil {
-			m.announced = map[string]bool{}
-		}
-		m.announced[waitsFor.reason] = true
+	l.remember(c.uid(), func(m *memory) {
+		isNew = m.announce(waitsFor.reason)
 		if err == nil {
 			m.blocked = waitsFor.reason
 		}
@@ -127,13 +122,7 @@ func (l *loop[T, C]) announce(c *content, waitsFor cause, err error) {
 // announceWarning sends a warning about c once per key.
 func (l *loop[T, C]) announceWarning(c *content, key, reason, text string) {
 	isNew := false
-	l.memories.update(c.uid(), func(m *memory) {
-		isNew = !m.announced[key]
-		if m.announced == nil {
-			m.announced = map[string]bool{}
-		}
-		m.announced[key] = true
-	})
+	l.remember(c.uid(), func(m *memory) { isNew = m.announce(key) })
 	if isNew {
 		l.event(c, warning, reason, text)
 	}

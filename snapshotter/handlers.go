@@ -9,9 +9,12 @@ import (
 	"maps"
 	"time"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
@@ -19,10 +22,9 @@ import (
 // handlers fill the queue of a [loop] with the contents that need a sync.
 type handlers[T, C object] struct {
 	loopDeps[T, C]
-	c        *Controller
-	queue    *workloop.Loop[contentKey]
-	memories memories
-	replays  replays
+	c      *Controller
+	queue  *workloop.Loop[contentKey]
+	ledger *intent.Ledger[types.UID, memory]
 }
 
 // register adds the event handlers.
@@ -45,7 +47,7 @@ func keyOf(c *content) contentKey { return contentKey{c.meta.Name, c.meta.UID} }
 
 // unfinished reports whether c needs a sync.
 func (h *handlers[T, C]) unfinished(c *content) bool {
-	switch h.c.driver.rowOf(c, h.memories.get(c.uid())) {
+	switch h.c.driver.rowOf(c, h.ledger.Get(c.uid())) {
 	case notResponsible, deletionDone:
 		return false
 	case waitForGroup:
@@ -98,7 +100,7 @@ func (h *handlers[T, C]) updated(old, obj T) {
 
 // matters reports whether a change ends a back-off.
 func (h *handlers[T, C]) matters(before, after *content) bool {
-	m := h.memories.get(after.uid())
+	e := h.ledger.Get(after.uid())
 	same := before.driver == after.driver && before.policy == after.policy && before.class == after.class &&
 		before.handle == after.handle && equality.Semantic.DeepEqual(before.ref, after.ref)
 	switch {
@@ -108,19 +110,23 @@ func (h *handlers[T, C]) matters(before, after *content) bool {
 		before.has(before.secretName) != after.has(after.secretName),
 		before.has(before.secretNamespace) != after.has(after.secretNamespace):
 		return true
-	case before.has(before.creating) && !after.has(after.creating) && (after.indeterminate(m) || m.outcome == indeterminate):
+	case before.has(before.creating) && !after.has(after.creating) && (after.indeterminate(e) || unanswered(e.State)):
 		return true // by another writer: this process removes it after a definite result
 	case !before.has(before.creating) && after.has(after.creating) && after.known().handle != "" && !after.terminating():
 		return true // restored by another writer; during a deletion, this process sets it for a check
 	case after.known().ready && after.has(after.creating):
 		return true // the watch may have skipped the version without it
 	}
-	return before.terminating() != after.terminating() || h.c.driver.rowOf(before, m) != h.c.driver.rowOf(after, m)
+	return before.terminating() != after.terminating() || h.c.driver.rowOf(before, e) != h.c.driver.rowOf(after, e)
 }
 
-// deleted handles the last state of a content.
+// deleted handles the last state of a content. A write of an earlier leader, which took effect late, may have removed the finalizer
+// while a call may have an effect: the deletion continues without the content.
 func (h *handlers[T, C]) deleted(obj T) {
-	if c := h.content(obj); h.replays.orphan(c) {
+	c := h.content(obj)
+	e := h.ledger.Get(c.uid())
+	if e.State.MayHaveEffect() && !e.Payload.releasing && c.leaving() && c.policy == snapshotv1.VolumeSnapshotContentDelete {
+		h.ledger.Update(c.uid(), func(_ intent.State, m *memory) { m.orphan = c })
 		h.queue.Add(keyOf(c))
 		return
 	}
@@ -130,7 +136,6 @@ func (h *handlers[T, C]) deleted(obj T) {
 // missed handles an earlier state of a content that was deleted. Its policy may have become Retain since.
 func (h *handlers[T, C]) missed(obj T) {
 	c := h.content(obj)
-	h.replays.end(c.uid())
 	h.queue.Forget(keyOf(c))
 	h.forget(context.Background(), keyOf(c))
 	h.wakeSharing(c)
@@ -138,20 +143,20 @@ func (h *handlers[T, C]) missed(obj T) {
 
 // forget drops the memory of a deleted content.
 func (h *handlers[T, C]) forget(ctx context.Context, key contentKey) {
-	m := h.memories.forget(key.UID)
-	if m.request == nil || m.deleted || m.releasing || m.answer == nil && m.outcome != indeterminate {
+	e := h.drop(key.UID)
+	if !e.State.MayHaveEffect() || e.Payload.releasing {
 		return
 	}
-	handle := ""
-	if m.answer != nil {
-		handle = m.answer.handle
+	handle, name := "", requestWith(e.Args, key.UID).Name
+	if e.Payload.answer != nil {
+		handle = e.Payload.answer.handle
 	}
 	klog.FromContext(ctx).Info("Content was deleted before its snapshot. Delete the snapshot at the storage system if it is not needed",
-		"content", key.Name, "snapshotHandle", handle, "snapshotName", m.request.Name)
+		"content", key.Name, "snapshotHandle", handle, "snapshotName", name)
 	reason := h.kind.deleted
 	h.c.deps.Events.Event(h.kind.reference(key), warning, reason, kube.Message(fmt.Sprintf("This content was deleted or given to "+
 		"another driver during %s: the %s %q (handle %q) may remain. Delete it at the storage system if it is not needed",
-		h.kind.create, h.kind.noun, m.request.Name, handle)))
+		h.kind.create, h.kind.noun, name, handle)))
 }
 
 // wakeSharing enqueues the contents that may wait until c does not name their snapshot.

@@ -10,7 +10,9 @@ import (
 	"testing/synctest"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/keylock"
 )
 
@@ -29,11 +31,11 @@ func TestCreateOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 		ctx, end := context.WithCancelCause(t.Context())
 		end(ended)
 		l := &loop[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]{}
-		l.c = &Controller{deps: Deps{Locks: &locks}}
-		if err := l.create(ctx, nil, s, step{request: &createRequest{}}); !errors.Is(err, ended) {
+		l.c, l.ledger = &Controller{deps: Deps{Locks: &locks}}, intent.NewLedger[types.UID, memory](nil)
+		if err := l.send(ctx, s.content, s.call, &createRequest{}, nil); !errors.Is(err, ended) {
 			t.Errorf("got %v", err)
 		}
-		if m := l.memories.get(s.content.uid()); m.request != nil {
+		if e := l.ledger.Get(s.content.uid()); e.State != intent.Idle {
 			t.Error("the call is remembered, but was not made")
 		}
 		release()

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
@@ -60,6 +62,9 @@ type loop[T, C object] struct {
 func runLoop[T, C object](ctx context.Context, c *Controller, deps loopDeps[T, C]) error {
 	l := &loop[T, C]{objects: kube.NewTermCache(deps.watches.contents)}
 	l.loopDeps, l.c = deps, c
+	l.ledger = intent.NewLedger[types.UID, memory](func(ctx context.Context) error {
+		return election.MayCallNow(ctx, election.Moment{})
+	})
 	l.queue = workloop.New(workloop.Config{
 		Name: deps.name, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,
@@ -94,13 +99,13 @@ func (l *loop[T, C]) sync(ctx context.Context, key contentKey) (time.Time, error
 	for i := range maxSteps {
 		obj, s := l.gather(key, r)
 		if s.content == nil {
-			switch r := l.replays.get(key.UID); {
-			case r == nil:
+			switch {
+			case !s.call.State.MayHaveEffect():
 				l.forget(ctx, key)
-			case r.orphaned:
-				return time.Time{}, l.undo(ctx, key, r)
+			case s.call.Payload.orphan != nil:
+				return time.Time{}, l.undo(ctx, key, s.call)
 			}
-			return time.Time{}, nil
+			return time.Time{}, nil // else the watch delivers its deletion
 		}
 		log := klog.FromContext(ctx).WithValues(logKey(s.content), key.Name)
 		step := l.c.driver.decide(s)
@@ -135,7 +140,7 @@ func logKey(c *content) string {
 
 // gather reads the caches, including own writes that the watch has not delivered yet.
 func (l *loop[T, C]) gather(key contentKey, r reads) (T, state) {
-	s := state{reads: r, now: time.Now(), memory: l.memories.get(key.UID)}
+	s := state{reads: r, now: time.Now(), call: l.ledger.Get(key.UID)}
 	obj, fresh, ok := l.objects.Fresh(key.Name)
 	if !ok || obj.GetUID() != key.UID {
 		return obj, s
@@ -148,8 +153,8 @@ func (l *loop[T, C]) gather(key contentKey, r reads) (T, state) {
 	if s.content.member() {
 		s.groupReady, s.groupFound = l.c.groupReadiness(s.content.groupHandle())
 	}
-	handle := s.content.deletedHandle(s.memory)
-	if isNew := s.memory.answer != nil && s.content.known().handle == ""; handle != "" && (isNew || s.content.terminating()) {
+	handle := s.content.deletedHandle(s.call.Payload)
+	if isNew := s.call.Payload.answer != nil && s.content.known().handle == ""; handle != "" && (isNew || s.content.terminating()) {
 		s.other = l.other(s.content, handle)
 	}
 	return obj, s

@@ -5,32 +5,24 @@ package snapshotter
 
 import (
 	"maps"
-	"sync"
 	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
-// outcome is what this process knows about the last CreateSnapshot of a content.
-type outcome int
+// entry is the last CreateSnapshot of a content, with the memory of the content. It is dropped with the Lease: everything that a
+// later process needs is recorded on the object.
+type entry = intent.Entry[memory]
 
-const (
-	unknown       outcome = iota // not called by this process: the annotations decide
-	indeterminate                // the driver may have executed it, or may still do so
-	definite                     // it has returned a snapshot or a final error, or was never called
-)
-
-// memory holds what this process knows about a content besides the object. It is dropped with the
-// Lease: everything that a later process needs is recorded on the object.
+// memory holds what this process knows about a content besides the object and the state of its CreateSnapshot.
 type memory struct {
-	outcome outcome
-	// request is the last request, in case another writer has removed its record.
-	request *createRequest
 	// record is the value of [AnnRequest] that this process has written for a repetition in this term.
 	record string
-	// recordRefused: the API server has refused such a record, or a webhook has changed it. The repetition does without.
-	recordRefused bool
+	// orphan is the last version of a content that was deleted although CreateSnapshot may have an effect, which must be undone.
+	orphan *content
 	// answer is a response that is not written to the status yet.
 	answer *answer
 	// remains says why a snapshot may exist that no call has returned; empty if none may. A deletion ends with it as a warning.
@@ -65,20 +57,11 @@ func (m *memory) written(a *answer, now time.Time, cfg Config) {
 	m.checks++
 }
 
-// binds reports whether every call must repeat the recorded request of c: the snapshot exists, or may have been created by an
-// earlier call. After a definite error, a changed class or name replaces the record.
-func (m memory) binds(c *content) bool { return m.outcome != definite || c.known().handle != "" }
-
 // awaitsCheck reports whether the snapshot of c is to be deleted, but was never checked: a backup tool creates such a content only to
 // delete the snapshot. It may be that of a group.
 func (m memory) awaitsCheck(c *content) bool {
 	return c.preProvisioned() && !c.bound() && c.policy == snapshotv1.VolumeSnapshotContentDelete && c.known().handle == "" &&
 		!c.status.cleared() && !m.deleted && !m.absent
-}
-
-// unrecorded reports whether neither m nor c has a record of a CreateSnapshot.
-func (m memory) unrecorded(c *content) bool {
-	return m.outcome == unknown && !c.has(c.creating) && !c.has(AnnRequest)
 }
 
 // createdAgain reports whether a repeated CreateSnapshot has returned another snapshot than that of the status of c: an earlier
@@ -87,8 +70,14 @@ func (m memory) createdAgain(c *content) bool {
 	return c.dynamic() && m.answer != nil && c.known().handle != "" && m.answer.handle != c.known().handle
 }
 
-// neverCalled records that no process has called CreateSnapshot.
-func neverCalled(m *memory) { m.outcome = definite }
+// announce records that an event was sent for a cause, and reports whether it is the first one.
+func (m *memory) announce(cause string) (isNew bool) {
+	isNew = !m.announced[cause]
+	all := map[string]bool{cause: true}
+	maps.Copy(all, m.announced) // copies of m are in use
+	m.announced = all
+	return isNew
+}
 
 // checkDelay returns the time until the next check after a number of unsuccessful ones.
 func (c Config) checkDelay(checks int) time.Duration {
@@ -105,37 +94,63 @@ func (c Config) checkDelay(checks int) time.Duration {
 // failureID identifies errors that differ only in volatile text, such as request IDs.
 type failureID struct{ step, code string }
 
-// memories holds the memory of each content by UID.
-type memories struct {
-	mu sync.Mutex
-	of map[types.UID]memory
-}
+// unanswered reports whether the driver may have executed a CreateSnapshot, or may still do so, and no definite result is known.
+func unanswered(s intent.State) bool { return s == intent.Sent || s == intent.Unknown }
 
-// get returns a copy of the memory of a content.
-func (m *memories) get(uid types.UID) memory {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.of[uid]
-}
-
-// update changes the memory of a content.
-func (m *memories) update(uid types.UID, change func(*memory)) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.of[uid]
-	now.announced = maps.Clone(now.announced) // copies are in use
-	change(&now)
-	if m.of == nil {
-		m.of = map[types.UID]memory{}
+// callState returns the state of the last CreateSnapshot of c. Before the first one of this process, the object tells it.
+func (c *content) callState(e entry) intent.State {
+	if e.State == intent.Idle && c.calledBefore() {
+		return intent.Unknown
 	}
-	m.of[uid] = now
+	return e.State
 }
 
-// forget drops the memory of a content and returns it.
-func (m *memories) forget(uid types.UID) memory {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	last := m.of[uid]
-	delete(m.of, uid)
+// calledBefore reports whether an earlier process may have called CreateSnapshot, without a definite result.
+func (c *content) calledBefore() bool {
+	switch {
+	case c.member() || !c.dynamic() || !c.bound():
+		return false
+	case c.known().handle != "": // a check
+		return !c.known().ready || c.has(c.creating) && c.has(AnnRequest)
+	case c.has(c.creating):
+		return true
+	case !c.leaving() || c.status.cleared():
+		return false
+	case !c.has(AnnRequest): // the snapshot-controller replaces all annotations from its cache when it releases a deletion
+		return c.policy == snapshotv1.VolumeSnapshotContentDelete
+	}
+	_, malformed := c.recordedRequest()
+	return malformed == nil // and another writer has removed the other annotation
+}
+
+// unrecorded reports whether neither this process nor the object knows a CreateSnapshot.
+func (c *content) unrecorded(e entry) bool {
+	return e.State == intent.Idle && !c.has(c.creating) && !c.has(AnnRequest)
+}
+
+// indeterminate reports whether a CreateSnapshot may have created a snapshot that is not in the status of c.
+func (c *content) indeterminate(e entry) bool {
+	return c.known().handle == "" && unanswered(c.callState(e))
+}
+
+// remember changes what this process remembers of a content.
+func (h *handlers[T, C]) remember(uid types.UID, change func(*memory)) {
+	_, _, _ = h.ledger.Apply(uid, intent.Change[memory]{Set: change}) // without an event, it cannot fail
+}
+
+// happened applies an event to the call of a content. The entry of a content that was deleted meanwhile is dropped, and remains so.
+func (h *handlers[T, C]) happened(uid types.UID, event intent.Event, change func(*memory)) error {
+	before, _, err := h.ledger.Apply(uid, intent.Change[memory]{Event: event, Set: change})
+	if !before.InProgress() {
+		return nil
+	}
+	return err
+}
+
+// drop forgets a content, and returns what was known.
+func (h *handlers[T, C]) drop(uid types.UID) entry {
+	last := h.ledger.Get(uid)
+	_ = h.happened(uid, intent.Settle, nil) // is always legal. A call in progress is not forgotten
+	h.ledger.Forget(uid)
 	return last
 }

@@ -30,16 +30,16 @@ var blockedReasons = []string{blockedRelease, blockedOutcome, blockedSecret, blo
 func (l *loop[T, C]) count(n *counts) {
 	for _, obj := range l.watches.contents.List() {
 		c := l.content(obj)
-		m := l.memories.get(c.uid())
-		row := l.c.driver.rowOf(c, m)
-		if c.indeterminate(m) && row != notResponsible && row != deletionDone {
+		e := l.ledger.Get(c.uid())
+		row := l.c.driver.rowOf(c, e)
+		if c.indeterminate(e) && row != notResponsible && row != deletionDone {
 			n.indeterminate++
 		}
 		if row == check {
 			n.notReady++
 		}
-		if c.terminating() && m.blocked != "" && row != deletionDone {
-			n.blocked[m.blocked]++
+		if c.terminating() && e.Payload.blocked != "" && row != deletionDone {
+			n.blocked[e.Payload.blocked]++
 		}
 	}
 }

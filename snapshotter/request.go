@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
@@ -69,26 +70,48 @@ func (c *content) recordedRequest() (*createRequest, error) {
 	return &r, nil
 }
 
-// equal reports whether both are the same request to the driver.
-func (r createRequest) equal(other *createRequest) bool {
-	return r.Name == other.Name && maps.Equal(r.Parameters, other.Parameters)
+// args returns the arguments of the call with r, for its [intent.Entry].
+func (r createRequest) args() string {
+	return encoded(createRequest{Name: r.Name, Parameters: r.Parameters})
 }
 
-// createRequest returns the request for c: the recorded one, or the one of an earlier call of this process, while it binds, else
-// the one for class, which is nil if it does not exist. A snapshot that may remain has the recorded name.
-func (d driver) createRequest(c *content, class *class, m memory) (*createRequest, error) {
-	recorded, err := c.recordedRequest()
-	if err != nil || recorded == nil {
-		recorded = m.request
+// requestWith returns the request with the arguments of an entry, for the content with that UID, or nil if there are none.
+func requestWith(args string, uid types.UID) *createRequest {
+	if args == "" {
+		return nil
 	}
-	if recorded != nil && m.binds(c) {
+	r := createRequest{UID: uid}
+	if err := json.Unmarshal([]byte(args), &r); err != nil {
+		panic(err) // the result of args
+	}
+	return &r
+}
+
+// equal reports whether both are the same request to the driver.
+func (r createRequest) equal(other *createRequest) bool { return r.args() == other.args() }
+
+// binds reports whether every call must repeat the recorded request of c: the snapshot exists, or may have been created by an
+// earlier call. After a definite error, a changed class or name replaces the record.
+func (c *content) binds(e entry) bool {
+	return c.known().handle != "" || e.State != intent.Planned && e.State != intent.Settled
+}
+
+// createRequest returns the request for c: that of an unanswered call of this process, or the recorded one, or that of an earlier call
+// of this process, while it binds, else the one for class, which is nil if it does not exist. A snapshot that may remain has the
+// recorded name.
+func (d driver) createRequest(c *content, class *class, e entry) (*createRequest, error) {
+	recorded, malformed := c.recordedRequest()
+	if malformed != nil || recorded == nil || unanswered(e.State) {
+		recorded = requestWith(e.Args, c.uid())
+	}
+	if recorded != nil && c.binds(e) {
 		return recorded, nil
 	}
 	request, err := d.newRequest(c, class)
 	if err != nil || recorded == nil {
 		return request, err
 	}
-	if m.remains != "" {
+	if e.Payload.remains != "" {
 		request.Name = recorded.Name
 	}
 	if request.equal(recorded) {

@@ -359,6 +359,21 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 			}
 		})
 	}
+	t.Run("content_removed_before_the_repeated_call", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f.class("c1", nil)
+		gate := f.delayWatches()
+		f.start()
+		f.indeterminate(codes.Unavailable)
+		gate.close()
+		f.delete("v1")
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+		f.until("is deleted", isDeleted)
+		f.Plugin.Always(createSnapshot, nil)
+		gate.open()
+		f.Wait(removeSnapshot, 1)
+		f.noSnapshots()
+	})
 	t.Run("content_and_source_removed_during_the_repeated_call", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.blockedByOutcome()
@@ -1039,10 +1054,10 @@ func TestSnapshotterScenarioRestart(t *testing.T) {
 		}
 		f.patch("v1", `{"metadata":{"finalizers":null}}`)
 		f.until("is deleted", isDeleted)
-		n := f.Plugin.Count(createSnapshot)
+		n, writes := f.Plugin.Count(createSnapshot), len(f.requests.all("PATCH"))
 		f.start()
-		kubetest.Eventually(t, "the content is read", func(context.Context) error {
-			if len(f.requests.all("GET")) == 0 {
+		kubetest.Eventually(t, "the request is recorded again", func(context.Context) error {
+			if len(f.requests.all("PATCH")) == writes {
 				return errors.New("it is not")
 			}
 			return nil
