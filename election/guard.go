@@ -75,3 +75,15 @@ func MayCallNow(ctx context.Context, read Moment) error {
 	}
 	return nil
 }
+
+// maxRereads is the number of repetitions of [Reread].
+const maxRereads = 3
+
+// Reread calls f, and again while it fails with [ErrOldRead], at most three times: f reads and decides again.
+func Reread(f func() error) error {
+	err := f()
+	for i := 0; i < maxRereads && errors.Is(err, ErrOldRead); i++ {
+		err = f()
+	}
+	return err
+}

@@ -46,7 +46,7 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 		return none, l.readClaim(ctx, key, s.claim, r)
 	case doBegin:
 		r.failure = nil
-		return begin(step.event, l.newID(step.event, step.next), step.next), nil
+		return l.takeUp(step), nil
 	case doProtectSource:
 		return l.protectSource(ctx, s, step, r)
 	case doPrepareAgain:
@@ -108,12 +108,17 @@ func (l *claimLoop) readClaim(ctx context.Context, key claimKey, claim *corev1.P
 	return nil
 }
 
-// newID returns the ID that the record of a request has. The finalizer alone, which an earlier process or a user has left, has none.
-func (l *claimLoop) newID(event intent.Event, next operation) string {
-	if event == intent.Resume && next.resumed == nil {
-		return ""
+// takeUp returns the change that takes up the request of a step. Its record gets a new ID. The finalizer alone, which an earlier
+// process or a user has left, has none.
+func (l *claimLoop) takeUp(st step) change {
+	event := intent.Plan
+	if st.resumes {
+		event = intent.Resume
 	}
-	return fmt.Sprintf("%s-%d", l.c.driver.identity, l.c.requests.Add(1))
+	if st.resumes && st.next.resumed == nil {
+		return begin(event, "", st.next)
+	}
+	return begin(event, fmt.Sprintf("%s-%d", l.c.driver.identity, l.c.requests.Add(1)), st.next)
 }
 
 // protectSource takes up a request once its source has the finalizer. A shared lock of the
@@ -127,7 +132,7 @@ func (l *claimLoop) protectSource(ctx context.Context, s claimState, step step, 
 	if err := l.sources.protect(ctx, *step.next.source, s.refs.uid); err != nil {
 		return l.reportFailure(s, fmt.Errorf("data source %s: adding source finalizer: %w", step.next.source, err))
 	}
-	return begin(step.event, l.newID(step.event, step.next), step.next), nil
+	return l.takeUp(step), nil
 }
 
 // readSecrets reads the secret of a request, whose values are kept no longer than the

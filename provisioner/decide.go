@@ -66,12 +66,12 @@ func (a action) String() string {
 
 // step holds the action that decide has chosen and its arguments.
 type step struct {
-	action action
-	reason string
-	err    error        // of doIgnore, doReport, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
-	until  time.Time    // of doWait
-	event  intent.Event // of doBegin and doProtectSource: Plan or Resume
-	next   operation    // of doBegin, doProtectSource and doPrepareAgain
+	action  action
+	reason  string
+	err     error     // of doIgnore, doReport, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
+	until   time.Time // of doWait
+	resumes bool      // of doBegin and doProtectSource: an earlier process has recorded the request
+	next    operation // of doBegin, doProtectSource and doPrepareAgain
 }
 
 // decide returns the one next step for a claim. It has no side effects, and an answer for
@@ -312,13 +312,13 @@ func (d driver) decideRequest(s claimState, reason string) step {
 	if s.stale && !s.live {
 		return step{action: doReadClaim, reason: reason}
 	}
-	return d.begin(s, intent.Plan, reason, next)
+	return d.begin(s, false, reason, next)
 }
 
 // begin returns the step that takes up a request: a new one, or that of an earlier process.
-func (d driver) begin(s claimState, event intent.Event, reason string, next operation) step {
+func (d driver) begin(s claimState, resumes bool, reason string, next operation) step {
 	next.began = s.race.began
-	st := step{action: doBegin, reason: reason, event: event, next: next}
+	st := step{action: doBegin, reason: reason, resumes: resumes, next: next}
 	if next.source != nil {
 		st.action = doProtectSource
 	}

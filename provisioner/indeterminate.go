@@ -75,7 +75,7 @@ func (d driver) decideResume(s claimState) step {
 	case err != nil:
 		return cannot("CannotResume", err, "Restore the annotation, or the objects that this PVC names")
 	}
-	return d.begin(s, intent.Resume, "RecordFound", next)
+	return d.begin(s, true, "RecordFound", next)
 }
 
 // isReadError reports whether err means that an object could not be read, rather than that it

@@ -22,7 +22,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 
-	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -99,7 +98,7 @@ func beginsAt(t *testing.T, claims *kube.TermCache[*corev1.PersistentVolumeClaim
 func (l *claimLoop) protectSnapshot(ctx context.Context) (change, error) {
 	r := reads{refs: &resolvedRefs{uid: "u"}}
 	defer r.release()
-	next := step{event: intent.Plan, next: operation{source: &testSnapshot}}
+	next := step{next: operation{source: &testSnapshot}}
 	return l.protectSource(ctx, claimState{claim: testClaim(nil), reads: r}, next, &r)
 }
 

@@ -250,19 +250,14 @@ func (l *Loop[K]) begin(key K) (wait time.Duration) {
 	return 0
 }
 
-// maxRereads is the number of repetitions of a sync that fails with [election.ErrOldRead]. They read and decide again.
-const maxRereads = 3
-
 func (l *Loop[K]) process(ctx context.Context, key K) {
 	log := klog.FromContext(ctx).WithValues("loop", l.cfg.Name, "key", key)
 	start := time.Now()
-	next, err := l.syncRecovering(klog.NewContext(ctx, log), key)
-	for range maxRereads {
-		if !errors.Is(err, election.ErrOldRead) {
-			break
-		}
+	var next time.Time
+	err := election.Reread(func() (err error) {
 		next, err = l.syncRecovering(klog.NewContext(ctx, log), key)
-	}
+		return err
+	})
 	duration := time.Since(start)
 	var waiting Waiting
 	waits := errors.As(err, &waiting)

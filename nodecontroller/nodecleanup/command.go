@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -201,7 +202,8 @@ func (c *command) run(ctx context.Context, volumes []volume) (err error) {
 // settle takes the steps for a volume that can be taken now. again means that more follow later.
 func (c *command) settle(ctx context.Context, v volume) (again bool, err error) {
 	for range maxRounds {
-		r, err := c.cleaner.remove(ctx, v, "")
+		var r result
+		err := election.Reread(func() (err error) { r, err = c.cleaner.remove(ctx, v, ""); return err })
 		switch st := r.step; {
 		case err != nil:
 			c.print(v, "failed", err.Error())

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -426,6 +427,22 @@ func TestCommandAndRefusals(t *testing.T) {
 			}
 		})
 	}
+	t.Run("slow_read", func(t *testing.T) {
+		f := scenario(t, nil)
+		f.bound("a", "n")
+		var slow sync.Once
+		f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/a") {
+				slow.Do(func() { time.Sleep(5500 * time.Millisecond) }) // a response from which nothing may be deleted
+			}
+			pass.ServeHTTP(w, r)
+		})
+		var out strings.Builder
+		err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
+		if err != nil {
+			t.Errorf("%v\n%s", err, &out)
+		}
+	})
 	t.Run("opted_out", func(t *testing.T) {
 		f := scenario(t, nil)
 		_, pvc := f.boundTo("a", []string{"n"}, nil, func(pvc *corev1.PersistentVolumeClaim) { pvc.Annotations[f.optOut] = disabled })
