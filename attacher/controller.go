@@ -114,7 +114,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		c:           c,
 		attachments: kube.NewTermCache(c.attachments), volumes: kube.NewTermCache(c.volumes),
 	}
-	t.calls = intent.NewLedger[types.UID, lastCall](func(ctx context.Context) error { return election.MayCallNow(ctx, election.Moment{}) })
+	t.calls = intent.NewLedger[types.UID, lastCall](election.MayCall)
 	loop := workloop.Config{
 		RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,

@@ -76,6 +76,9 @@ func MayCallNow(ctx context.Context, read Moment) error {
 	return nil
 }
 
+// MayCall is [MayCallNow] for a call that can be undone or repeated, and so needs no recent read.
+func MayCall(ctx context.Context) error { return MayCallNow(ctx, Moment{}) }
+
 // maxRereads is the number of repetitions of [Reread].
 const maxRereads = 3
 

@@ -4,7 +4,6 @@
 package provisioner
 
 import (
-	"context"
 	"errors"
 	"sync"
 
@@ -33,9 +32,7 @@ type operations struct {
 
 func newOperations() *operations {
 	o := &operations{
-		Ledger: intent.NewLedger[claimKey, operation](func(ctx context.Context) error {
-			return election.MayCallNow(ctx, election.Moment{})
-		}),
+		Ledger:         intent.NewLedger[claimKey, operation](election.MayCall),
 		sourceReleased: func(*volumerules.Source) {}, copies: map[volumerules.Source]int{}, byHandle: map[string]claimKey{},
 	}
 	o.OnChange(o.changed)
