@@ -118,12 +118,14 @@ func TestAttacherScenarioNodeID(t *testing.T) {
 		})
 	}
 	t.Run("042_detach_fails", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, nil)
-		f.Plugin.Next(unpublish, csitest.Fail(codes.NotFound, "no such node"))
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.Timeout = time.Minute })
+		f.Plugin.Next(unpublish, csitest.Fail(codes.NotFound, "no such node"), csitest.Hang())
 		f.attached()
 		f.nodeID("new")
 		f.detach("va1")
 		f.until("names both", detachError(`published with node ID "id-1"`))
+		f.Wait(unpublish, 2)
+		f.Plugin.Release()
 		f.until("is deleted", isDeleted)
 		f.sent("Publish id-1, Unpublish id-1, Unpublish id-1")
 	})

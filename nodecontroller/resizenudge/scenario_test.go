@@ -166,10 +166,10 @@ func TestNodecontrollerScenarioNudge(t *testing.T) {
 		f.Pod("a", "c", "n", nil)
 		f.Pod("b", "c", "n", nil)
 		f.Grow("c", time.Now())
-		f.settles()
-		f.Requested("PATCH pods/a", "PATCH pods/b")
 		f.Counted(f.c.nudges.WithLabelValues("gone"), 1)
 		f.Counted(f.c.nudges.WithLabelValues("conflict"), 1)
+		f.settles()
+		f.Requested("PATCH pods/a", "PATCH pods/b")
 		f.Counted(f.c.nudges.WithLabelValues("error"), 0)
 		if b := f.PodNow("b"); b.Annotations[f.cfg.Annotation] != "" {
 			t.Error("another pod of the name was annotated")
