@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -23,85 +22,82 @@ import (
 
 // apply executes step and stores in r what it has read. After an error the content is retried with
 // back-off.
-func (l *loop[T, C]) apply(ctx context.Context, obj T, s state, step step, r *reads) error {
+func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 	c := s.content
 	switch step.action {
 	case doReportCreation, doReportCheck, doReportDeletion:
-		return l.report(ctx, obj, step.action, step.err, step.cause)
+		return l.report(ctx, c, step.action, step.err, step.cause)
 	case doSettle:
-		return l.happened(c.uid(), intent.Settle, nil)
+		return l.happened(c.UID, intent.Settle, nil)
 	case doAnnounce:
 		l.announce(c, step.cause, step.err)
 		return nil
 	case doReadSecret:
-		return l.readSecret(ctx, obj, step, r)
+		return l.readSecret(ctx, c, step, r)
 	case doReadContent:
-		return l.readContent(ctx, obj, step, r)
+		return l.readContent(ctx, c, step, r)
 	case doReadClass:
-		return l.readNamedClass(ctx, obj, step, r)
+		return l.readNamedClass(ctx, c, step, r)
 	case doRecordRequest:
-		return l.record(ctx, obj, step)
+		return l.record(ctx, c, step)
 	case doCreate:
 		*r = reads{} // the content may change during the call, and its deletion have another Secret
-		return l.create(ctx, obj, s, step)
+		return l.create(ctx, s, step)
 	case doCheck:
 		*r = reads{}
-		return l.check(ctx, obj, s)
+		return l.check(ctx, s)
 	case doWriteAnswer:
-		return l.writeAnswer(ctx, obj, s, step)
+		return l.writeAnswer(ctx, s, step)
 	case doEndCreation:
-		_, err := l.patch(ctx, obj, kube.MetadataPatch{RemoveAnnotations: []string{c.creating}, Tests: recordTest(c)})
-		if l.outdated(obj, err) {
+		_, err := l.patch(ctx, c, kube.MetadataPatch{RemoveAnnotations: []string{c.creating}, Tests: recordTest(c)})
+		if l.outdated(c, err) {
 			return nil // decide again
 		}
 		return err
 	case doReadMembers:
-		return l.readMembers(ctx, obj, s, step, r)
+		return l.readMembers(ctx, s, step, r)
 	case doDelete:
-		return l.delete(ctx, obj, s, step)
+		return l.delete(ctx, s, step)
 	case doClearStatus:
-		if err := l.patchStatus(ctx, obj, step.status); err != nil {
-			return l.report(ctx, obj, doReportDeletion, fmt.Errorf("Failed to clear content status: %w", err), cause{})
+		if err := l.patchStatus(ctx, c, step.status); err != nil {
+			return l.report(ctx, c, doReportDeletion, fmt.Errorf("Failed to clear content status: %w", err), cause{})
 		}
 		return nil
 	case doRemoveFinalizer:
-		return l.removeFinalizer(ctx, obj, step)
+		return l.removeFinalizer(ctx, c, step)
 	}
 	return fmt.Errorf("action %v has no implementation", step.action)
 }
 
-// readContent reads obj from the API server.
-func (l *loop[T, C]) readContent(ctx context.Context, obj T, step step, r *reads) error {
-	c := l.content(obj)
+// readContent reads c from the API server.
+func (l *loop) readContent(ctx context.Context, c *content, step step, r *reads) error {
 	read := election.Now()
-	_, _, err := l.objects.Refetch(ctx, l.writer, obj)
+	_, _, err := l.objects.Refetch(ctx, l.writer, c)
 	switch {
 	case err == nil:
 		r.read = read
 		return nil
 	case step.report == doReportDeletion:
-		return l.report(ctx, obj, step.report, deletionError(c, fmt.Errorf("reading the content: %w", err)), cause{})
+		return l.report(ctx, c, step.report, deletionError(c, fmt.Errorf("reading the content: %w", err)), cause{})
 	}
-	return fmt.Errorf("reading %s %q from the API server: %w", c.kind.name, c.meta.Name, err)
+	return fmt.Errorf("reading %s %q from the API server: %w", c.kind.name, c.Name, err)
 }
 
-// readNamedClass reads the class of obj from the API server.
-func (l *loop[T, C]) readNamedClass(ctx context.Context, obj T, step step, r *reads) error {
-	c := l.content(obj)
-	class, err := l.classes.Get(ctx, c.class, metav1.GetOptions{})
+// readNamedClass reads the class of c from the API server.
+func (l *loop) readNamedClass(ctx context.Context, c *content, step step, r *reads) error {
+	class, err := l.classes.get(ctx, c.class)
 	switch {
 	case err == nil:
-		r.class = l.class(class)
+		r.class = classOf(class)
 	case !kube.IsNotFound(err):
 		err = deletionError(c, fmt.Errorf("reading %s %q: %w", c.classKind, c.class, err))
-		return l.report(ctx, obj, step.report, err, cause{})
+		return l.report(ctx, c, step.report, err, cause{})
 	}
 	r.classRead = true
 	return nil
 }
 
-func (l *loop[T, C]) readSecret(ctx context.Context, obj T, step step, r *reads) error {
-	c := l.content(obj)
+func (l *loop) readSecret(ctx context.Context, c *content, step step, r *reads) error {
 	values, err := kube.ReadSecret(ctx, l.c.deps.Client, step.secret)
 	if err == nil {
 		r.secret, r.secrets = true, values
@@ -109,63 +105,61 @@ func (l *loop[T, C]) readSecret(ctx context.Context, obj T, step step, r *reads)
 	}
 	if step.report == doReportDeletion {
 		// A driver without credentials may return OK for a snapshot that it cannot see.
-		waitsFor, e := cause{}, l.ledger.Get(c.uid())
+		waitsFor, e := cause{}, l.ledger.Get(c.UID)
 		switch missing := kube.IsNotFound(err); {
 		case missing && c.indeterminate(e) && c.unrecorded(e): // CreateSnapshot was probably never called
-			return l.happened(c.uid(), intent.Settle, nil)
+			return l.happened(c.UID, intent.Settle, nil)
 		case missing:
 			waitsFor = cause{blockedSecret, fmt.Sprintf("Secret %s/%s", step.secret.Namespace, step.secret.Name)}
 			err = fmt.Errorf("%w. Create the Secret, or remove the annotations %s and %s to delete without credentials",
 				err, c.secretName, c.secretNamespace)
 		}
-		return l.report(ctx, obj, step.report, credentials(c, err), waitsFor)
+		return l.report(ctx, c, step.report, credentials(c, err), waitsFor)
 	}
-	err = fmt.Errorf("cannot get credentials for %s content %q: %w", c.noun, c.meta.Name, err)
+	err = fmt.Errorf("cannot get credentials for %s content %q: %w", c.noun, c.Name, err)
 	if step.report == doReportCheck {
-		return l.report(ctx, obj, step.report, checkError(c, err), cause{})
+		return l.report(ctx, c, step.report, checkError(c, err), cause{})
 	}
-	return l.report(ctx, obj, step.report, inputsError(c, err.Error()), cause{})
+	return l.report(ctx, c, step.report, inputsError(c, err.Error()), cause{})
 }
 
 // record writes the finalizer and the request before the first call.
-func (l *loop[T, C]) record(ctx context.Context, obj T, step step) error {
+func (l *loop) record(ctx context.Context, c *content, step step) error {
 	if step.again {
 		step.change.SetAnnotations = map[string]string{AnnRequest: step.request.encodeAgain()}
 	}
-	stored, err := l.patch(ctx, obj, step.change)
-	newest, exists := l.objects.Get(obj.GetName())
-	exists = exists && newest.GetUID() == obj.GetUID()
+	stored, err := l.patch(ctx, c, step.change)
+	newest, exists := l.newest(c)
 	switch {
 	case err == nil && (!exists || step.change.AppliedTo(stored)):
 		if step.again {
-			l.remember(obj.GetUID(), func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
-		} else if c := l.content(obj); c.unrecorded(l.ledger.Get(c.uid())) { // nothing was sent before
+			l.remember(c.UID, func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
+		} else if c.unrecorded(l.ledger.Get(c.UID)) { // nothing was sent before
 			return l.plan(c, intent.Plan, step.request)
 		}
 		return nil
-	case l.outdated(obj, err):
+	case l.outdated(c, err):
 		return nil // decide again
 	case err == nil:
 		err = kube.ErrNotStored
-	case exists && apierrors.IsInvalid(err) && l.content(newest).terminating() && !l.content(obj).terminating():
+	case exists && apierrors.IsInvalid(err) && newest.terminating() && !c.terminating():
 		return nil // it is being deleted: decide again
 	}
-	c := l.content(obj)
 	err = fmt.Errorf("failed to add %sBeingCreated annotation on the %s %s: %w",
-		strings.TrimSuffix(c.kind.name, "Content"), c.object, c.meta.Name, err)
+		strings.TrimSuffix(c.kind.name, "Content"), c.object, c.Name, err)
 	switch {
 	case !step.again:
-		return l.report(ctx, obj, doReportCreation, err, cause{})
+		return l.report(ctx, c, doReportCreation, err, cause{})
 	case errors.Is(err, kube.ErrNotStored), kube.IsRefused(err), apierrors.IsInvalid(err): // the repetition does without
 		l.announceWarning(c, "record", c.deleted, err.Error())
-		return l.happened(c.uid(), intent.Refuse, nil)
+		return l.happened(c.UID, intent.Refuse, nil)
 	}
-	return l.report(ctx, obj, doReportDeletion, err, cause{})
+	return l.report(ctx, c, doReportDeletion, err, cause{})
 }
 
 // create calls CreateSnapshot, for a new snapshot, to check one that is not ready, or to learn the
 // outcome of an earlier call.
-func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) error {
+func (l *loop) create(ctx context.Context, s state, step step) error {
 	c := s.content
 	event := map[intent.State]intent.Event{ // none for an unanswered call, whose arguments remain
 		intent.Idle: intent.Plan, intent.Settled: intent.Plan, intent.Planned: intent.Replan,
@@ -192,21 +186,27 @@ func (l *loop[T, C]) create(ctx context.Context, obj T, s state, step step) erro
 	case c.leaving():
 		return l.repetitionFailed(ctx, c, failed)
 	case c.known().handle == "":
-		return l.report(ctx, obj, doReportCreation, failure{creationError(c, failed.error), failed.error}, cause{})
+		return l.report(ctx, c, doReportCreation, failure{creationError(c, failed.error), failed.error}, cause{})
 	}
-	return l.report(ctx, obj, doReportCheck, failure{creationError(c, failed.error), failed.error}, cause{})
+	return l.report(ctx, c, doReportCheck, failure{creationError(c, failed.error), failed.error}, cause{})
 }
 
 // plan sets the arguments of the next CreateSnapshot of c.
-func (l *loop[T, C]) plan(c *content, event intent.Event, r *createRequest) error {
-	_, _, err := l.ledger.Apply(c.uid(), intent.Change[memory]{Event: event, Args: r.args()})
+func (l *loop) plan(c *content, event intent.Event, r *createRequest) error {
+	_, _, err := l.ledger.Apply(c.UID, intent.Change[memory]{Event: event, Args: r.args()})
 	return err
 }
 
 // exists reports whether c is in the cache.
-func (l *loop[T, C]) exists(c *content) bool {
-	newest, ok := l.objects.Get(c.meta.Name)
-	return ok && newest.GetUID() == c.uid()
+func (l *loop) exists(c *content) bool {
+	_, exists := l.newest(c)
+	return exists
+}
+
+// newest returns the newest known version of c, or false if it does not exist.
+func (l *loop) newest(c *content) (*content, bool) {
+	newest, exists := l.objects.Get(c.Name)
+	return newest, exists && newest.UID == c.UID
 }
 
 // failedCall is an error of CreateSnapshot.
@@ -218,7 +218,7 @@ type failedCall struct {
 
 // send calls CreateSnapshot and remembers its result. before is the entry before the call was planned. An error of the driver is a
 // [failedCall].
-func (l *loop[T, C]) send(ctx context.Context, c *content, before entry, r *createRequest, secrets map[string]string) error {
+func (l *loop) send(ctx context.Context, c *content, before entry, r *createRequest, secrets map[string]string) error {
 	release, err := l.c.shareVolumes(ctx, c)
 	if err != nil {
 		return err
@@ -226,19 +226,19 @@ func (l *loop[T, C]) send(ctx context.Context, c *content, before entry, r *crea
 	defer release()
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
-	if err := l.ledger.Send(ctx, c.uid(), r.args()); err != nil {
+	if err := l.ledger.Send(ctx, c.UID, r.args()); err != nil {
 		return err
 	}
 	a, err := l.calls.create(call, c, r, secrets)
 	if err == nil {
-		return l.happened(c.uid(), intent.Answer, func(m *memory) { m.answer, m.remains = a, "" })
+		return l.happened(c.UID, intent.Answer, func(m *memory) { m.answer, m.remains = a, "" })
 	}
 	ended, remains := c.endedBy(before, err, r.Name)
 	failed, event := failedCall{err, ended && ctx.Err() == nil, remains}, intent.Lose
 	if failed.ended {
 		event = intent.Settle
 	}
-	if err := l.happened(c.uid(), event, func(m *memory) {
+	if err := l.happened(c.UID, event, func(m *memory) {
 		if failed.ended && (remains != "" || csiclient.ExcludesEarlier(err)) {
 			m.remains = remains
 		}
@@ -249,23 +249,23 @@ func (l *loop[T, C]) send(ctx context.Context, c *content, before entry, r *crea
 }
 
 // check asks the driver for the state of a pre-provisioned snapshot or of a member.
-func (l *loop[T, C]) check(ctx context.Context, obj T, s state) error {
+func (l *loop) check(ctx context.Context, s state) error {
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
 	a, err := l.calls.check(call, s.content, s.secrets)
 	switch {
 	case err != nil && s.content.terminating() && s.call.Payload.awaitsCheck(s.content) && isAbsent(err):
-		l.remember(s.content.uid(), func(m *memory) { m.absent = true })
+		l.remember(s.content.UID, func(m *memory) { m.absent = true })
 		return nil
 	case err != nil:
-		return l.report(ctx, obj, doReportCheck, failure{checkError(s.content, err), err}, cause{})
+		return l.report(ctx, s.content, doReportCheck, failure{checkError(s.content, err), err}, cause{})
 	}
-	l.remember(s.content.uid(), func(m *memory) { m.answer = a })
+	l.remember(s.content.UID, func(m *memory) { m.answer = a })
 	return nil
 }
 
 // writeAnswer writes the status. A failed write is repeated without another call.
-func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step) error {
+func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 	c, a := s.content, step.answer
 	if c.dynamic() && c.known().handle == "" {
 		release, free := l.handles.TryExclusive(a.handle)
@@ -278,20 +278,20 @@ func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step)
 		}
 	}
 	if len(step.status) > 0 {
-		err := l.patchStatus(ctx, obj, step.status)
-		if err != nil && l.outdated(obj, err) {
+		err := l.patchStatus(ctx, c, step.status)
+		if err != nil && l.outdated(c, err) {
 			return nil // decide again
 		}
 		if err != nil {
 			err = fmt.Errorf("error updating status for volume %s content %s: snapshot controller failed to update %s on API server: %w",
-				c.noun, c.meta.Name, c.meta.Name, err)
+				c.noun, c.Name, c.Name, err)
 			report, reason := doReportCheck, c.checked
 			if c.dynamic() && c.known().handle == "" {
 				report, reason = doReportCreation, c.created
 			}
 			switch {
 			case kube.IsUnstorable(err):
-				return l.report(ctx, obj, report, unusable{err}, cause{})
+				return l.report(ctx, c, report, unusable{err}, cause{})
 			case kube.IsRefused(err):
 				l.announceWarning(c, "status", reason, err.Error())
 			}
@@ -305,7 +305,7 @@ func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step)
 	if s.call.State == intent.Answered {
 		event = intent.Settle
 	}
-	if err := l.happened(c.uid(), event, func(m *memory) { m.written(a, s.now, l.c.cfg) }); err != nil {
+	if err := l.happened(c.UID, event, func(m *memory) { m.written(a, s.now, l.c.cfg) }); err != nil {
 		return err
 	}
 	if c.known().handle == "" && c.dynamic() {
@@ -314,19 +314,18 @@ func (l *loop[T, C]) writeAnswer(ctx context.Context, obj T, s state, step step)
 		klog.FromContext(ctx).Info("Snapshot is ready to use", "snapshotHandle", a.handle)
 	}
 	if a.problem != nil {
-		return l.report(ctx, obj, doReportCheck, a.problem, cause{})
+		return l.report(ctx, c, doReportCheck, a.problem, cause{})
 	}
 	return nil
 }
 
-// outdated reports whether a write has failed because another writer has changed obj. The newest version is known then.
-func (l *loop[T, C]) outdated(obj T, err error) bool {
-	newest, ok := l.objects.Get(obj.GetName())
-	return ok && (kube.IsPatchTestFailed(err) || apierrors.IsConflict(err)) && newest.GetUID() == obj.GetUID() &&
-		newest.GetResourceVersion() != obj.GetResourceVersion()
+// outdated reports whether a write has failed because another writer has changed c. The newest version is known then.
+func (l *loop) outdated(c *content, err error) bool {
+	newest, exists := l.newest(c)
+	return exists && (kube.IsPatchTestFailed(err) || apierrors.IsConflict(err)) && newest.ResourceVersion != c.ResourceVersion
 }
 
-// patch returns the object as stored, or obj if it does not exist.
-func (l *loop[T, C]) patch(ctx context.Context, obj T, change kube.MetadataPatch) (T, error) {
-	return l.objects.Patch(ctx, l.writer, obj, change)
+// patch returns c as stored, or c itself if it does not exist.
+func (l *loop) patch(ctx context.Context, c *content, change kube.MetadataPatch) (*content, error) {
+	return l.objects.Patch(ctx, l.writer, c, change)
 }

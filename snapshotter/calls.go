@@ -176,12 +176,12 @@ func deletionError(c *content, err error) error {
 // checkError returns the error of a failed check of c, in the words of csi-snapshotter.
 func checkError(c *content, err error) error {
 	if c.group {
-		return fmt.Errorf("failed to list group snapshot for group snapshot content %s: %q", c.meta.Name, err.Error())
+		return fmt.Errorf("failed to list group snapshot for group snapshot content %s: %q", c.Name, err.Error())
 	}
-	return fmt.Errorf("failed to list snapshot for content %s: %q", c.meta.Name, err.Error())
+	return fmt.Errorf("failed to list snapshot for content %s: %q", c.Name, err.Error())
 }
 
 // inputsError returns the error of a create call for c that cannot be prepared, in the words of csi-snapshotter.
 func inputsError(c *content, cause string) error {
-	return fmt.Errorf("failed to get input parameters to create %s for %s %s: %q", c.noun, c.object, c.meta.Name, cause)
+	return fmt.Errorf("failed to get input parameters to create %s for %s %s: %q", c.noun, c.object, c.Name, cause)
 }

@@ -22,12 +22,6 @@ import (
 )
 
 func TestConformance(t *testing.T) {
-	contents := func(f *looptest.Fixture) clients {
-		f.Helper()
-		all, err := newClients(f.ControlPlane.Config())
-		f.Must(err)
-		return all
-	}
 	looptest.Conformance(t, looptest.Subject{
 		Plugin: csitest.Config{Controller: capabilities()},
 		Build: func(_ *looptest.Fixture, p looptest.Process, driver csi.ControllerClient, timeout time.Duration) (looptest.Loop, error) {
@@ -41,7 +35,7 @@ func TestConformance(t *testing.T) {
 		},
 		Setup: func(f *looptest.Fixture) {
 			kubetest.InstallCRDs(f, f.ControlPlane)
-			_, err := contents(f).classes.Create(f.Context(), &snapshotv1.VolumeSnapshotClass{
+			_, err := typedClientsOf(f).classes.Create(f.Context(), &snapshotv1.VolumeSnapshotClass{
 				ObjectMeta: metav1.ObjectMeta{Name: f.Unique("c1")}, Driver: f.Driver,
 				DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete,
 			}, metav1.CreateOptions{})
@@ -49,7 +43,7 @@ func TestConformance(t *testing.T) {
 		},
 		Method: createSnapshot,
 		Work: func(f *looptest.Fixture, name string) {
-			_, err := contents(f).contents.Create(f.Context(), &snapshotv1.VolumeSnapshotContent{
+			_, err := typedClientsOf(f).contents.Create(f.Context(), &snapshotv1.VolumeSnapshotContent{
 				ObjectMeta: metav1.ObjectMeta{Name: f.Unique(name), Finalizers: []string{Finalizer}},
 				Spec: snapshotv1.VolumeSnapshotContentSpec{
 					VolumeSnapshotRef: corev1.ObjectReference{Kind: "VolumeSnapshot", Namespace: f.Namespace, Name: name,
@@ -62,7 +56,7 @@ func TestConformance(t *testing.T) {
 			f.Must(err)
 		},
 		Result: func(ctx context.Context, f *looptest.Fixture, name string) (metav1.Object, error) {
-			o, err := contents(f).contents.Get(ctx, f.Unique(name), metav1.GetOptions{})
+			o, err := typedClientsOf(f).contents.Get(ctx, f.Unique(name), metav1.GetOptions{})
 			if err == nil && !isComplete(o) {
 				err = errors.New("not complete")
 			}

@@ -5,20 +5,23 @@ package snapshotter
 
 import (
 	"cmp"
+	"encoding/json"
+	"errors"
 	"slices"
 
 	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 )
 
 // content holds what decisions read of a VolumeSnapshotContent or a VolumeGroupSnapshotContent.
 type content struct {
 	*kind
-	meta   *metav1.ObjectMeta
+	*metav1.ObjectMeta
+	raw    runtime.Object // the API object, for an update; nil: from a watch
 	driver string
 	policy snapshotv1.DeletionPolicy
 	class  string                 // empty: none is named
@@ -45,10 +48,21 @@ type contentStatus struct {
 	snapshots []groupv1.VolumeSnapshotInfo // of a group
 }
 
+// contentOf returns the content of an object, or nil for an object of another type.
+func contentOf(obj any) *content {
+	switch o := obj.(type) {
+	case *snapshotv1.VolumeSnapshotContent:
+		return snapshotContent(o)
+	case *groupv1.VolumeGroupSnapshotContent:
+		return groupContent(o)
+	}
+	return nil
+}
+
 // snapshotContent returns the content of a VolumeSnapshotContent.
 func snapshotContent(o *snapshotv1.VolumeSnapshotContent) *content {
 	c := &content{
-		kind: snapshotKind, meta: &o.ObjectMeta, driver: o.Spec.Driver, policy: o.Spec.DeletionPolicy,
+		kind: snapshotKind, ObjectMeta: &o.ObjectMeta, raw: o, driver: o.Spec.Driver, policy: o.Spec.DeletionPolicy,
 		class: ptr.Deref(o.Spec.VolumeSnapshotClassName, ""), ref: o.Spec.VolumeSnapshotRef,
 		handle: ptr.Deref(o.Spec.Source.SnapshotHandle, ""),
 	}
@@ -69,7 +83,7 @@ func snapshotContent(o *snapshotv1.VolumeSnapshotContent) *content {
 // groupContent returns the content of a VolumeGroupSnapshotContent.
 func groupContent(o *groupv1.VolumeGroupSnapshotContent) *content {
 	c := &content{
-		kind: groupKind, meta: &o.ObjectMeta, driver: o.Spec.Driver, policy: o.Spec.DeletionPolicy,
+		kind: groupKind, ObjectMeta: &o.ObjectMeta, raw: o, driver: o.Spec.Driver, policy: o.Spec.DeletionPolicy,
 		class: ptr.Deref(o.Spec.VolumeGroupSnapshotClassName, ""), ref: o.Spec.VolumeGroupSnapshotRef, volumes: o.Spec.Source.VolumeHandles,
 	}
 	if h := o.Spec.Source.GroupSnapshotHandles; h != nil {
@@ -86,6 +100,14 @@ func groupContent(o *groupv1.VolumeGroupSnapshotContent) *content {
 	return c
 }
 
+// MarshalJSON returns the encoding of the API object, which tests of a [kube.MetadataPatch] read.
+func (c *content) MarshalJSON() ([]byte, error) {
+	if c.raw == nil {
+		return nil, errors.New("a content from a watch has no encoding")
+	}
+	return json.Marshal(c.raw)
+}
+
 func (s *contentStatus) setError(e *snapshotv1.VolumeSnapshotError) {
 	if e != nil {
 		s.hasErr, s.err = true, ptr.Deref(e.Message, "")
@@ -98,15 +120,14 @@ func (c *content) known() contentStatus { return ptr.Deref(c.status, contentStat
 // cleared reports whether the result of a deleted snapshot was removed from the status. Every other status has readyToUse.
 func (s *contentStatus) cleared() bool { return s != nil && !s.hasReady }
 
-func (c *content) terminating() bool    { return c.meta.DeletionTimestamp != nil }
-func (c *content) protected() bool      { return slices.Contains(c.meta.Finalizers, c.finalizer) }
-func (c *content) has(name string) bool { _, ok := c.meta.Annotations[name]; return ok }
+func (c *content) terminating() bool    { return c.DeletionTimestamp != nil }
+func (c *content) protected() bool      { return slices.Contains(c.Finalizers, c.finalizer) }
+func (c *content) has(name string) bool { _, ok := c.Annotations[name]; return ok }
 func (c *content) dynamic() bool        { return len(c.volumes) > 0 }
 func (c *content) preProvisioned() bool { return !c.dynamic() && c.handle != "" }
 func (c *content) bound() bool          { return c.ref.UID != "" }
-func (c *content) uid() types.UID       { return c.meta.UID }
 func (c *content) foreignFinalizer() bool {
-	return slices.ContainsFunc(c.meta.Finalizers, func(f string) bool { return f != c.finalizer })
+	return slices.ContainsFunc(c.Finalizers, func(f string) bool { return f != c.finalizer })
 }
 
 // member reports whether c is a snapshot of a group, which is created and deleted with the group. Backup tools copy the annotation
@@ -116,7 +137,7 @@ func (c *content) member() bool {
 }
 
 // groupHandle returns the handle of the group of a member.
-func (c *content) groupHandle() string { return cmp.Or(c.known().group, c.meta.Annotations[AnnGroup]) }
+func (c *content) groupHandle() string { return cmp.Or(c.known().group, c.Annotations[AnnGroup]) }
 
 // leaving reports whether the deletion of c has begun.
 func (c *content) leaving() bool { return c.terminating() && c.released() }
@@ -160,14 +181,49 @@ func handlesOf(snapshots []groupv1.VolumeSnapshotInfo) []string {
 
 // class holds what decisions read of a VolumeSnapshotClass or a VolumeGroupSnapshotClass.
 type class struct {
-	name, driver string
-	parameters   map[string]string
+	*metav1.ObjectMeta
+	driver     string
+	parameters map[string]string // from a watch: only those of this driver
 }
 
-func snapshotClass(o *snapshotv1.VolumeSnapshotClass) *class {
-	return &class{o.Name, o.Driver, o.Parameters}
+// classOf returns the class of an object, or nil for an object of another type.
+func classOf(obj any) *class {
+	switch o := obj.(type) {
+	case *snapshotv1.VolumeSnapshotClass:
+		return &class{&o.ObjectMeta, o.Driver, o.Parameters}
+	case *groupv1.VolumeGroupSnapshotClass:
+		return &class{&o.ObjectMeta, o.Driver, o.Parameters}
+	}
+	return nil
 }
 
-func groupClass(o *groupv1.VolumeGroupSnapshotClass) *class {
-	return &class{o.Name, o.Driver, o.Parameters}
+// lastApplied is the annotation of kubectl apply, which the caches drop.
+const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
+
+// watched returns what the caches retain of an object. It does not refer to the object, whose other fields are never read. The
+// stub of a content of another driver has another type, so that it is in no result of an informer.
+func (d driver) watched(obj any) (any, error) {
+	if c := contentOf(obj); c != nil {
+		if c.driver != d.name {
+			return &metav1.PartialObjectMetadata{ObjectMeta: *stub(c)}, nil
+		}
+		metadata := *c.ObjectMeta
+		metadata.ManagedFields = nil
+		delete(metadata.Annotations, lastApplied)
+		c.ObjectMeta, c.raw, c.driver = &metadata, nil, d.name // one string for all
+		return c, nil
+	}
+	if c := classOf(obj); c != nil {
+		c.ObjectMeta = stub(c)
+		if c.driver != d.name {
+			c.parameters = nil
+		}
+		return c, nil
+	}
+	return obj, nil
+}
+
+// stub returns the metadata that a cache needs.
+func stub(o metav1.Object) *metav1.ObjectMeta {
+	return &metav1.ObjectMeta{Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion()}
 }

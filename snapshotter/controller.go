@@ -10,10 +10,9 @@ import (
 	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
-	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
@@ -65,47 +64,11 @@ type Controller struct {
 	deps   Deps
 	driver driver
 
-	clients, watchClients clients
-	snapshots             *kube.Optional[snapshotWatches]
-	groups                *kube.Optional[groupWatches]
+	clients, watchClients map[schema.GroupVersion]clients
+	snapshots, groups     *kube.Optional[watches]
 
-	// The loops of the current term, for metrics; nil without the Lease.
-	contentLoop, groupLoop atomic.Pointer[gauges]
-	// wakeMembers enqueues the members of a group; nil without the Lease.
-	wakeMembers atomic.Pointer[func(handle string)]
-}
-
-// clients holds a client for each resource.
-type clients struct {
-	contents contentClient
-	classes  classClient
-	groups   map[string]groupClients // by version
-}
-
-type groupClients struct {
-	contents groupClient
-	classes  groupClassClient
-}
-
-func newClients(config *rest.Config) (c clients, err error) {
-	if c.contents, err = newContentClient(config); err != nil {
-		return c, fmt.Errorf("creating the client of VolumeSnapshotContents: %w", err)
-	}
-	if c.classes, err = newClassClient(config); err != nil {
-		return c, fmt.Errorf("creating the client of VolumeSnapshotClasses: %w", err)
-	}
-	c.groups = map[string]groupClients{}
-	for _, version := range append([]string{groupVersionOld}, groupVersions...) {
-		var g groupClients
-		if g.contents, err = newGroupClient(config, version); err != nil {
-			return c, fmt.Errorf("creating the client of VolumeGroupSnapshotContents: %w", err)
-		}
-		if g.classes, err = newGroupClassClient(config, version); err != nil {
-			return c, fmt.Errorf("creating the client of VolumeGroupSnapshotClasses: %w", err)
-		}
-		c.groups[version] = g
-	}
-	return c, nil
+	// The loops of the current term; nil without the Lease.
+	contentLoop, groupLoop atomic.Pointer[loop]
 }
 
 // New validates cfg and creates the clients. It starts nothing; see [Controller.Serve] and
@@ -122,8 +85,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		cfg: cfg, deps: deps,
 		driver: driver{Config: cfg, name: deps.Driver.Name, listSnapshots: caps.ListSnapshots, getSnapshot: caps.GetSnapshot},
 	}
-	c.snapshots = optional(cfg.RecheckInterval, c.openSnapshots, "Idle: snapshot resources cannot be listed")
-	c.groups = optional(cfg.RecheckInterval, c.openGroups, logGroupsOff)
+	c.snapshots, c.groups = c.optional(snapshotKind, "Idle: snapshot resources cannot be listed"), c.optional(groupKind, logGroupsOff)
 	var err error
 	if c.clients, err = newClients(deps.API); err != nil {
 		return nil, err
@@ -138,17 +100,13 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 // Run reconciles until ctx ends, and returns its cause, or until the snapshot resources cannot be
 // listed any more. Then it returns nil, and [Controller.WaitAvailable] waits. It may be called again afterwards.
 func (c *Controller) Run(ctx context.Context) error {
-	return c.snapshots.Do(ctx, func(ctx context.Context, w *snapshotWatches) error {
+	return c.snapshots.Do(ctx, func(ctx context.Context, w *watches) error {
 		ctx, cancel := context.WithCancel(ctx)
 		var wg sync.WaitGroup
 		defer wg.Wait()
 		defer cancel()
 		wg.Go(func() { c.runGroups(ctx) })
-		return runLoop(ctx, c, loopDeps[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]{
-			name: queueContents, kind: snapshotKind, gauges: &c.contentLoop, watches: w, calls: snapshotCalls{c},
-			writer: c.clients.contents, status: c.clients.contents.status(), classes: c.clients.classes,
-			content: snapshotContent, class: snapshotClass,
-		})
+		return c.runLoop(ctx, snapshotKind, w, snapshotCalls{c}, &c.contentLoop)
 	})
 }
 
@@ -157,13 +115,8 @@ func (c *Controller) runGroups(ctx context.Context) {
 	var err error
 	for err == nil { // else ctx has ended, or the process exits and the informers have stopped
 		c.groups.Wait(ctx)
-		err = c.groups.Do(ctx, func(ctx context.Context, w *groupWatches) error {
-			clients := c.clients.groups[w.version]
-			return runLoop(ctx, c, loopDeps[*groupv1.VolumeGroupSnapshotContent, *groupv1.VolumeGroupSnapshotClass]{
-				name: queueGroups, kind: groupKind, gauges: &c.groupLoop, watches: w, calls: groupCalls{c},
-				writer: clients.contents, status: clients.contents.status(), classes: clients.classes,
-				content: groupContent, class: groupClass,
-			})
+		err = c.groups.Do(ctx, func(ctx context.Context, w *watches) error {
+			return c.runLoop(ctx, groupKind, w, groupCalls{c}, &c.groupLoop)
 		})
 	}
 }

@@ -205,7 +205,7 @@ func (d driver) decide(s state) step {
 		return s.decideRelease()
 	case noSource:
 		return step{action: doReportCreation, reason: "NoSource",
-			err: fmt.Errorf("spec.source of %s %s has empty handles. Recreate it with handles", c.kind.name, c.meta.Name)}
+			err: fmt.Errorf("spec.source of %s %s has empty handles. Recreate it with handles", c.kind.name, c.Name)}
 	case create:
 		return d.decideCreate(s)
 	case waitForGroup:
@@ -231,7 +231,7 @@ func (d driver) decideCreate(s state) step {
 		return step{action: doAnnounce, reason: "MalformedRequest", cause: cause{"malformed", ""}, err: malformed}
 	case !c.bound():
 		return fail(fmt.Errorf("cannot create %s. %s%s content %s not bound to a %[1]s",
-			c.noun, strings.ToUpper(c.noun[:1]), c.noun[1:], c.meta.Name))
+			c.noun, strings.ToUpper(c.noun[:1]), c.noun[1:], c.Name))
 	case (recorded == nil || !c.binds(s.call)) && s.class != nil && s.class.driver != d.name:
 		return step{reason: "ClassOfOtherDriver"}
 	}
@@ -250,7 +250,7 @@ func (d driver) decideCreate(s state) step {
 	}
 	recordRequest(c, &change, request)
 	record := intent.None
-	if change.AppliedTo(c.meta) {
+	if change.AppliedTo(c) {
 		record = intent.Own
 	}
 	return s.decideCall(step{reason: "Requested", request: request, change: change, secret: secret, report: doReportCreation},

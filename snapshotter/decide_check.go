@@ -78,7 +78,7 @@ func (d driver) decideWrite(s state, fail func(error) step) step {
 	change, err := s.content.change(a, s.now)
 	if err == nil && s.other != nil && s.content.known().handle == "" && s.content.dynamic() {
 		err = fmt.Errorf("the driver returned the %s %q of %s %q. Check both at the storage system",
-			s.content.noun, a.handle, s.other.kind.name, s.other.meta.Name)
+			s.content.noun, a.handle, s.other.kind.name, s.other.Name)
 	}
 	if err != nil {
 		return fail(unusable{err})

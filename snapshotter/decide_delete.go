@@ -53,12 +53,12 @@ func (s state) decideRepetition(request *createRequest, secret *corev1.SecretRef
 	change, forced := kube.MetadataPatch{Tests: recordTest(c)}, c.forced(s.call)
 	if !forced {
 		change.InitAnnotations = map[string]string{c.creating: "yes"}
-		if value, ok := c.meta.Annotations[c.creating]; ok { // a user who removes it ends the wait
+		if value, ok := c.Annotations[c.creating]; ok { // a user who removes it ends the wait
 			change.Tests[kube.AnnotationPath(c.creating)] = value
 		}
 	}
 	record := intent.Other
-	if c.has(AnnRequest) && c.meta.Annotations[AnnRequest] == s.call.Payload.record && (forced || c.has(c.creating)) {
+	if c.has(AnnRequest) && c.Annotations[AnnRequest] == s.call.Payload.record && (forced || c.has(c.creating)) {
 		record = intent.Own
 	}
 	return s.decideCall(
@@ -76,7 +76,7 @@ func readClassStep() step {
 // recordTest returns the test that the record of the request is that of c.
 func recordTest(c *content) map[string]any {
 	path := kube.AnnotationPath(AnnRequest)
-	if text, ok := c.meta.Annotations[AnnRequest]; ok {
+	if text, ok := c.Annotations[AnnRequest]; ok {
 		return map[string]any{path: text}
 	}
 	return map[string]any{path: nil}
@@ -155,12 +155,12 @@ func (s state) decideShared() step {
 	if c.namedHandle() == "" { // only a response of the driver did
 		next := s.decideRelease()
 		next.warning = fmt.Sprintf("%s returned the %s %q of %s %q, which is kept. Check both at the storage system",
-			c.create, c.noun, handle, s.other.kind.name, s.other.meta.Name)
+			c.create, c.noun, handle, s.other.kind.name, s.other.Name)
 		return next
 	}
 	return step{action: doReportDeletion, reason: "Shared", err: deletionError(c, fmt.Errorf("%s %q names the same %s %q. "+
 		"Delete that object, or set spec.deletionPolicy of this one to Retain",
-		s.other.kind.name, s.other.meta.Name, c.noun, handle))}
+		s.other.kind.name, s.other.Name, c.noun, handle))}
 }
 
 // decideDeleted handles a content whose snapshot the driver has deleted.

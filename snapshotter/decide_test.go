@@ -40,11 +40,11 @@ var recordedArgs = createRequest{Name: "snapshot-" + uid, Parameters: map[string
 func testState(changes ...func(*state)) state {
 	s := state{
 		content: &content{
-			kind: snapshotKind, meta: &metav1.ObjectMeta{Name: "v1", UID: "v1-uid", Finalizers: []string{Finalizer}}, driver: driverName,
-			policy: snapshotv1.VolumeSnapshotContentDelete, class: "c1", volumes: []string{"vol-1"},
+			kind: snapshotKind, ObjectMeta: &metav1.ObjectMeta{Name: "v1", UID: "v1-uid", Finalizers: []string{Finalizer}},
+			driver: driverName, policy: snapshotv1.VolumeSnapshotContentDelete, class: "c1", volumes: []string{"vol-1"},
 			ref: corev1.ObjectReference{Kind: "VolumeSnapshot", Namespace: "ns", Name: "s1", UID: uid},
 		},
-		class: &class{"c1", driverName, map[string]string{"a": "b"}}, now: time.Unix(1000, 0),
+		class: &class{&metav1.ObjectMeta{Name: "c1"}, driverName, map[string]string{"a": "b"}}, now: time.Unix(1000, 0),
 		call: entry{Payload: memory{record: recorded}}, live: true,
 	}
 	for _, change := range changes {
@@ -55,16 +55,16 @@ func testState(changes ...func(*state)) state {
 
 func set(annotations ...string) func(*state) {
 	return func(s *state) {
-		if s.content.meta.Annotations == nil {
-			s.content.meta.Annotations = map[string]string{}
+		if s.content.Annotations == nil {
+			s.content.Annotations = map[string]string{}
 		}
 		for _, a := range annotations {
-			s.content.meta.Annotations[a] = map[bool]string{true: recorded, false: "yes"}[a == AnnRequest]
+			s.content.Annotations[a] = map[bool]string{true: recorded, false: "yes"}[a == AnnRequest]
 		}
 	}
 }
 
-func terminating(s *state) { s.content.meta.DeletionTimestamp = ptr.To(metav1.Now()) }
+func terminating(s *state) { s.content.DeletionTimestamp = ptr.To(metav1.Now()) }
 
 func released(s *state) {
 	terminating(s)
@@ -77,10 +77,10 @@ func isPreProvisioned(s *state) { s.content.volumes, s.content.handle = nil, "h"
 
 func unbound(s *state) { s.content.ref.UID = "" }
 
-func noFinalizer(s *state) { s.content.meta.Finalizers = nil }
+func noFinalizer(s *state) { s.content.Finalizers = nil }
 
 func otherFinalizer(s *state) {
-	s.content.meta.Finalizers = append(s.content.meta.Finalizers, "example.com/other")
+	s.content.Finalizers = append(s.content.Finalizers, "example.com/other")
 }
 
 func retained(s *state) { s.content.policy = snapshotv1.VolumeSnapshotContentRetain }
@@ -122,7 +122,7 @@ func answered(a answer) func(*state) {
 
 func secret(s *state) {
 	set()(s)
-	maps.Copy(s.content.meta.Annotations, map[string]string{AnnSecretName: "s", AnnSecretNamespace: "ns"})
+	maps.Copy(s.content.Annotations, map[string]string{AnnSecretName: "s", AnnSecretNamespace: "ns"})
 }
 
 func secretRead(s *state) { s.reads.secret, s.secrets = true, map[string]string{"k": "v"} }
@@ -167,9 +167,9 @@ func TestDecide(t *testing.T) {
 			doReportCreation, "CannotCreate"},
 		"secret to read": {changes{secret}, doReadSecret, "SecretNeeded"},
 		"secret read":    {changes{secret, secretRead}, doRecordRequest, "NotRecorded"},
-		"malformed": {changes{set(AnnRequest), func(s *state) { s.content.meta.Annotations[AnnRequest] = "{" }}, doAnnounce,
+		"malformed": {changes{set(AnnRequest), func(s *state) { s.content.Annotations[AnnRequest] = "{" }}, doAnnounce,
 			"MalformedRequest"},
-		"malformed, said so": {changes{set(AnnRequest), func(s *state) { s.content.meta.Annotations[AnnRequest] = "{}" },
+		"malformed, said so": {changes{set(AnnRequest), func(s *state) { s.content.Annotations[AnnRequest] = "{}" },
 			announced("malformed")}, doRecordRequest, "NotRecorded"},
 		"answered": {changes{set(AnnBeingCreated, AnnRequest), answered(answer{handle: "h"})},
 			doWriteAnswer, "Answered"},
@@ -206,7 +206,7 @@ func TestDecide(t *testing.T) {
 		"indeterminate, record refused": {changes{released, withCall(intent.Unknown), set(AnnBeingCreated, AnnRequest), recordedBefore,
 			func(s *state) { s.call.Refused = true }}, doCreate, "Indeterminate"},
 		"indeterminate, record changed": {changes{withCall(intent.Unknown), set(AnnBeingCreated, AnnRequest), func(s *state) {
-			s.content.meta.Annotations[AnnRequest] = createRequest{Name: "other"}.encode()
+			s.content.Annotations[AnnRequest] = createRequest{Name: "other"}.encode()
 		}}, doRecordRequest, "NotRecorded"},
 		"indeterminate, recorded by csi-snapshotter": {changes{released, set(AnnBeingCreated)}, doRecordRequest, "NotRecorded"},
 		"indeterminate, of another process, read": {changes{released, set(AnnBeingCreated, AnnRequest), recordedBefore}, doRecordRequest,
@@ -238,17 +238,17 @@ func TestDecide(t *testing.T) {
 		"no annotations, unbound":          {changes{released, unbound}, doRemoveFinalizer, "NothingToDelete"},
 		"no annotations, never called":     {changes{released, withCall(intent.Settled)}, doRemoveFinalizer, "NothingToDelete"},
 		"no annotations, deleted, cleared": {changes{released, withStatus(contentStatus{})}, doRemoveFinalizer, "NothingToDelete"},
-		"no annotations, half a secret": {changes{released, secret, func(s *state) { s.content.meta.Annotations[AnnSecretName] = "" }},
+		"no annotations, half a secret": {changes{released, secret, func(s *state) { s.content.Annotations[AnnSecretName] = "" }},
 			doRemoveFinalizer, "NothingToDelete"},
 		"annotation removed before a restart, not released": {changes{terminating, announced(blockedRelease), set(AnnRequest)},
 			doNothing, "NotReleased"},
 		"recorded, then deleted at the driver": {changes{released, set(AnnRequest), withStatus(contentStatus{})}, doRemoveFinalizer,
 			"NothingToDelete"},
 		"recorded for another content": {changes{released, set(AnnRequest), func(s *state) {
-			s.content.meta.Annotations[AnnRequest] = `{"name":"n","uid":"other"}`
+			s.content.Annotations[AnnRequest] = `{"name":"n","uid":"other"}`
 		}}, doRemoveFinalizer, "NothingToDelete"},
 		"copied from another content": {changes{set(AnnRequest), func(s *state) {
-			s.content.meta.Annotations[AnnRequest] = `{"name":"n","uid":"other"}`
+			s.content.Annotations[AnnRequest] = `{"name":"n","uid":"other"}`
 		}}, doAnnounce, "MalformedRequest"},
 		"indeterminate, secret":       {changes{released, set(AnnBeingCreated, AnnRequest), secret}, doReadSecret, "SecretNeeded"},
 		"indeterminate, but retained": {changes{released, retained, set(AnnBeingCreated, AnnRequest)}, doCreate, "Indeterminate"},
@@ -266,7 +266,7 @@ func TestDecide(t *testing.T) {
 		"to delete, read":         {changes{released, withStatus(ready), live}, doDelete, "Deleting"},
 		"to delete with a secret": {changes{released, withStatus(ready), secret}, doReadSecret, "SecretNeeded"},
 		"half a secret": {changes{released, withStatus(ready), secret, live,
-			func(s *state) { s.content.meta.Annotations[AnnSecretName] = "" }},
+			func(s *state) { s.content.Annotations[AnnSecretName] = "" }},
 			doReportDeletion, "CannotDelete"},
 		"check indeterminate": {changes{released, withStatus(created), set(AnnRequest), withCall(intent.Unknown), live},
 			doRecordRequest, "NotRecorded"},
@@ -457,7 +457,7 @@ func TestMatters(t *testing.T) {
 		"removed, outcome unknown":  {changes{leaving, set(AnnBeingCreated)}, changes{leaving}, intent.Unknown, true},
 		"removed after the outcome": {changes{leaving, set(AnnBeingCreated)}, changes{leaving}, intent.Settled, false},
 	} {
-		var h handlers[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]
+		var h loop
 		h.c = &Controller{driver: testDriver()}
 		h.ledger = intent.NewLedger[types.UID, memory](nil)
 		event := map[intent.State]intent.Event{intent.Unknown: intent.Resume, intent.Settled: intent.Settle}[tt.call]
@@ -548,7 +548,7 @@ func TestReadSecret(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := testDriver()
 			d.SecretNamespaces = test.allowed
-			ref, err := d.readSecret(testState(isPreProvisioned).content, &class{"c1", driverName, test.parameters})
+			ref, err := d.readSecret(testState(isPreProvisioned).content, &class{driver: driverName, parameters: test.parameters})
 			got := ""
 			switch {
 			case err != nil:

@@ -16,18 +16,18 @@ import (
 //lint:file-ignore ST1005 the texts of csi-snapshotter are capitalized
 
 // readMembers asks the driver for the snapshots of a group that is deleted next. The content is read again after that.
-func (l *loop[T, C]) readMembers(ctx context.Context, obj T, s state, step step, r *reads) (err error) {
+func (l *loop) readMembers(ctx context.Context, s state, step step, r *reads) (err error) {
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
 	if r.snapshots, err = l.calls.members(call, step.handle, s.secrets); err != nil {
-		return l.report(ctx, obj, doReportDeletion, deletionError(s.content, err), cause{})
+		return l.report(ctx, s.content, doReportDeletion, deletionError(s.content, err), cause{})
 	}
 	r.listed, r.read = true, election.Moment{}
 	return nil
 }
 
 // delete calls DeleteSnapshot.
-func (l *loop[T, C]) delete(ctx context.Context, obj T, s state, step step) error {
+func (l *loop) delete(ctx context.Context, s state, step step) error {
 	c := s.content
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
@@ -35,10 +35,10 @@ func (l *loop[T, C]) delete(ctx context.Context, obj T, s state, step step) erro
 		return err
 	}
 	if err := l.calls.delete(call, step.handle, step.members, s.secrets); err != nil {
-		return l.report(ctx, obj, doReportDeletion, deletionError(c, err), cause{})
+		return l.report(ctx, c, doReportDeletion, deletionError(c, err), cause{})
 	}
 	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.handle)
-	return l.happened(c.uid(), intent.Settle, func(m *memory) {
+	return l.happened(c.UID, intent.Settle, func(m *memory) {
 		if m.createdAgain(c) {
 			m.answer = nil
 			return
@@ -48,22 +48,21 @@ func (l *loop[T, C]) delete(ctx context.Context, obj T, s state, step step) erro
 }
 
 // removeFinalizer ends a deletion.
-func (l *loop[T, C]) removeFinalizer(ctx context.Context, obj T, step step) error {
-	c := l.content(obj)
+func (l *loop) removeFinalizer(ctx context.Context, c *content, step step) error {
 	change := step.change
 	change.RemoveFinalizers, change.RemoveAnnotations = []string{c.finalizer}, []string{c.creating}
 	if step.warning != "" {
 		l.announceWarning(c, step.warning, c.deleted, step.warning)
 	}
-	l.remember(c.uid(), func(m *memory) { m.releasing = true })
-	_, err := l.patch(ctx, obj, change)
+	l.remember(c.UID, func(m *memory) { m.releasing = true })
+	_, err := l.patch(ctx, c, change)
 	if err == nil {
-		return l.happened(c.uid(), intent.Settle, func(m *memory) { m.blocked = "" })
+		return l.happened(c.UID, intent.Settle, func(m *memory) { m.blocked = "" })
 	}
-	l.remember(c.uid(), func(m *memory) { m.releasing = false })
+	l.remember(c.UID, func(m *memory) { m.releasing = false })
 	switch {
-	case l.outdated(obj, err):
+	case l.outdated(c, err):
 		return nil // decide again
 	}
-	return l.report(ctx, obj, doReportDeletion, deletionError(c, fmt.Errorf("removing finalizer %s: %w", c.finalizer, err)), cause{})
+	return l.report(ctx, c, doReportDeletion, deletionError(c, fmt.Errorf("removing finalizer %s: %w", c.finalizer, err)), cause{})
 }

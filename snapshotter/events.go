@@ -29,8 +29,8 @@ const (
 )
 
 // event sends an event about c. A cluster-scoped object has its events in the namespace default.
-func (h *handlers[T, C]) event(c *content, eventType, reason, message string) {
-	h.c.deps.Events.Event(c.reference(keyOf(c)), eventType, reason, kube.Message(message))
+func (l *loop) event(c *content, eventType, reason, message string) {
+	l.c.deps.Events.Event(c.reference(keyOf(c)), eventType, reason, kube.Message(message))
 }
 
 // failure is the error of a CSI call: its text and its cause, which has the gRPC code.
@@ -49,13 +49,12 @@ func (a action) id(err error) failureID {
 	return failureID{a.String(), err.Error()}
 }
 
-// report records err, as kind of report, on obj and returns it. If the end of the term has canceled the call, report writes
+// report records err, as kind of report, on c and returns it. If the end of the term has canceled the call, report writes
 // nothing and returns err.
-func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, waitsFor cause) error {
+func (l *loop) report(ctx context.Context, c *content, kind action, err error, waitsFor cause) error {
 	if ctx.Err() != nil {
 		return err
 	}
-	c := l.content(obj)
 	if kind == doReportDeletion {
 		l.event(c, warning, c.deleted, err.Error())
 		blocked := blockedError
@@ -63,11 +62,11 @@ func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, 
 			l.announce(c, waitsFor, nil)
 			blocked = waitsFor.reason
 		}
-		l.remember(c.uid(), func(m *memory) { m.blocked = blocked })
+		l.remember(c.UID, func(m *memory) { m.blocked = blocked })
 		return err
 	}
-	if newest, ok := l.objects.Get(c.meta.Name); ok && newest.GetUID() == c.uid() { // it may have changed during the RPC
-		obj, c = newest, l.content(newest)
+	if newest, exists := l.newest(c); exists { // it may have changed during the RPC
+		c = newest
 	}
 	prefix, reason := "Failed to create "+c.noun+": ", c.created
 	if kind == doReportCheck {
@@ -75,36 +74,36 @@ func (l *loop[T, C]) report(ctx context.Context, obj T, kind action, err error, 
 	}
 	message := errorMessage(prefix, err)
 	if isUnusable(err) { // a deletion asks the driver again for the other snapshot
-		l.remember(c.uid(), func(m *memory) { m.answer = nil })
-		if err := l.happened(c.uid(), intent.Lose, nil); err != nil {
+		l.remember(c.UID, func(m *memory) { m.answer = nil })
+		if err := l.happened(c.UID, intent.Lose, nil); err != nil {
 			return err
 		}
 		l.event(c, warning, reason, message)
 		return err
 	}
-	now, id, m := time.Now(), kind.id(err), l.ledger.Get(c.uid()).Payload
+	now, id, m := time.Now(), kind.id(err), l.ledger.Get(c.UID).Payload
 	if c.terminating() && m.awaitsCheck(c) {
-		l.remember(c.uid(), func(m *memory) { m.blocked = blockedError })
+		l.remember(c.UID, func(m *memory) { m.blocked = blockedError })
 	}
 	isKnown := c.known().err == message || c.known().err != "" && m.reported == id && now.Sub(m.reportedAt) < sameErrorInterval
 	if isKnown {
 		return err
 	}
-	if writeErr := l.patchStatus(ctx, obj, errorChange(message, now)); writeErr != nil {
+	if writeErr := l.patchStatus(ctx, c, errorChange(message, now)); writeErr != nil {
 		klog.FromContext(ctx).Info("Updating the status failed", "err", writeErr)
 		if !kube.IsRefused(writeErr) || m.reported == id && now.Sub(m.reportedAt) < sameErrorInterval {
 			return err
 		}
 	}
-	l.remember(c.uid(), func(m *memory) { m.reported, m.reportedAt = id, now })
+	l.remember(c.UID, func(m *memory) { m.reported, m.reportedAt = id, now })
 	l.event(c, warning, reason, message)
 	return err
 }
 
 // announce sends an event about what a deletion waits for, or about err, once per cause.
-func (l *loop[T, C]) announce(c *content, waitsFor cause, err error) {
+func (l *loop) announce(c *content, waitsFor cause, err error) {
 	isNew := false
-	l.remember(c.uid(), func(m *memory) {
+	l.remember(c.UID, func(m *memory) {
 		isNew = m.announce(waitsFor.reason)
 		if err == nil {
 			m.blocked = waitsFor.reason
@@ -120,9 +119,9 @@ func (l *loop[T, C]) announce(c *content, waitsFor cause, err error) {
 }
 
 // announceWarning sends a warning about c once per key.
-func (l *loop[T, C]) announceWarning(c *content, key, reason, text string) {
+func (l *loop) announceWarning(c *content, key, reason, text string) {
 	isNew := false
-	l.remember(c.uid(), func(m *memory) { isNew = m.announce(key) })
+	l.remember(c.UID, func(m *memory) { isNew = m.announce(key) })
 	if isNew {
 		l.event(c, warning, reason, text)
 	}

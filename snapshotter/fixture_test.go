@@ -17,12 +17,14 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/ptr"
@@ -71,11 +73,9 @@ func (s served) Run(ctx context.Context) error {
 // namespace.
 type fixture struct {
 	*looptest.Fixture
-	cfg      Config
-	c        *Controller // of the last start
-	contents contentClient
-	classes  classClient
-	groups   groupClients
+	cfg Config
+	c   *Controller // of the last start
+	typedClients
 	events   *events
 	recorder record.EventRecorder // events, or a transcript
 	requests *requests
@@ -111,9 +111,37 @@ func newFixture(t *testing.T, plugin csitest.Config, change func(*Config)) *fixt
 }
 
 func (f *fixture) useClients() {
+	f.typedClients = typedClientsOf(f.Fixture)
+}
+
+// typedClients write what users and the snapshot-controller do.
+type typedClients struct {
+	contents      *gentype.Client[*snapshotv1.VolumeSnapshotContent]
+	classes       *gentype.Client[*snapshotv1.VolumeSnapshotClass]
+	groupContents *gentype.Client[*groupv1.VolumeGroupSnapshotContent]
+	groupClasses  *gentype.Client[*groupv1.VolumeGroupSnapshotClass]
+}
+
+func typedClientsOf(f *looptest.Fixture) typedClients {
+	f.Helper()
 	all, err := newClients(f.ControlPlane.Config())
 	f.Must(err)
-	f.contents, f.classes, f.groups = all.contents, all.classes, all.groups["v1"]
+	snapshots, groups := all[snapshotv1.SchemeGroupVersion], all[groupv1.SchemeGroupVersion]
+	return typedClients{
+		typedClient(snapshots.contents, func() *snapshotv1.VolumeSnapshotContent { return &snapshotv1.VolumeSnapshotContent{} }),
+		typedClient(snapshots.classes, func() *snapshotv1.VolumeSnapshotClass { return &snapshotv1.VolumeSnapshotClass{} }),
+		typedClient(groups.contents, func() *groupv1.VolumeGroupSnapshotContent { return &groupv1.VolumeGroupSnapshotContent{} }),
+		typedClient(groups.classes, func() *groupv1.VolumeGroupSnapshotClass { return &groupv1.VolumeGroupSnapshotClass{} }),
+	}
+}
+
+func typedClient[T object](r resource, empty func() T) *gentype.Client[T] {
+	return gentype.NewClient(r.Resource, r.rest, r.codec, "", empty)
+}
+
+type object interface {
+	metav1.Object
+	runtime.Object
 }
 
 // capabilities returns those of a driver with snapshots.

@@ -10,44 +10,34 @@ import (
 	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
-// handlers fill the queue of a [loop] with the contents that need a sync.
-type handlers[T, C object] struct {
-	loopDeps[T, C]
-	c      *Controller
-	queue  *workloop.Loop[contentKey]
-	ledger *intent.Ledger[types.UID, memory]
-}
-
-// register adds the event handlers.
-func (h *handlers[T, C]) register() *kube.Registrations {
+// register adds the event handlers, which enqueue the contents that need a sync.
+func (l *loop) register() *kube.Registrations {
 	registrations := &kube.Registrations{}
-	registrations.Add(h.watches.contents.Handle(kube.Handlers[T]{Add: h.added, Update: h.updated, Delete: h.deleted, Missed: h.missed}))
-	registrations.Add(h.watches.classes.Handle(kube.Handlers[C]{
-		Add: h.classChanged,
-		Update: func(old, class C) {
-			a, b := h.class(old), h.class(class)
-			if a.driver != b.driver || !maps.Equal(a.parameters, b.parameters) {
-				h.classChanged(class)
+	registrations.Add(l.watches.contents.Handle(kube.Handlers[*content]{
+		Add: l.added, Update: l.updated, Delete: l.deleted, Missed: l.missed,
+	}))
+	registrations.Add(l.watches.classes.Handle(kube.Handlers[*class]{
+		Add: l.classChanged,
+		Update: func(before, after *class) {
+			if before.driver != after.driver || !maps.Equal(before.parameters, after.parameters) {
+				l.classChanged(after)
 			}
 		},
 	}))
 	return registrations
 }
 
-func keyOf(c *content) contentKey { return contentKey{c.meta.Name, c.meta.UID} }
+func keyOf(c *content) contentKey { return contentKey{c.Name, c.UID} }
 
 // unfinished reports whether c needs a sync.
-func (h *handlers[T, C]) unfinished(c *content) bool {
-	switch h.c.driver.rowOf(c, h.ledger.Get(c.uid())) {
+func (l *loop) unfinished(c *content) bool {
+	switch l.c.driver.rowOf(c, l.ledger.Get(c.UID)) {
 	case notResponsible, deletionDone:
 		return false
 	case waitForGroup:
@@ -58,55 +48,48 @@ func (h *handlers[T, C]) unfinished(c *content) bool {
 	return true
 }
 
-func (h *handlers[T, C]) added(obj T) {
-	c := h.content(obj)
-	if h.unfinished(c) {
-		h.queue.Add(keyOf(c))
+func (l *loop) added(c *content) {
+	if l.unfinished(c) {
+		l.queue.Add(keyOf(c))
 	}
-	h.wakeMembers(c)
+	l.wakeMembers(c)
 }
 
 // wakeMembers enqueues the members of a group that is ready.
-func (h *handlers[T, C]) wakeMembers(c *content) {
-	if wake := h.c.wakeMembers.Load(); wake != nil && c.group && c.known().ready {
-		(*wake)(c.known().handle)
-	}
-}
-
-// wake enqueues the members of the group with that handle.
-func (h *handlers[T, C]) wake(handle string) {
-	for _, obj := range h.watches.contents.ByIndex(byGroup, handle) {
-		h.added(obj)
+func (l *loop) wakeMembers(c *content) {
+	if contents := l.c.contentLoop.Load(); contents != nil && c.group && c.known().ready {
+		for _, member := range contents.watches.contents.ByIndex(byGroup, c.known().handle) {
+			contents.added(member)
+		}
 	}
 }
 
 // updated enqueues a content that has changed in a way that may change the outcome of a failed
 // attempt. Other changes, above all the own ones, leave the back-off alone.
-func (h *handlers[T, C]) updated(old, obj T) {
-	before, after := h.content(old), h.content(obj)
-	if before.uid() != after.uid() { // deleted and recreated while the watch was interrupted
-		h.missed(old)
+func (l *loop) updated(before, after *content) {
+	if before.UID != after.UID { // deleted and recreated while the watch was interrupted
+		l.missed(before)
 	}
-	if h.unfinished(after) && (before.uid() != after.uid() || h.matters(before, after)) {
-		h.queue.Add(keyOf(after))
+	if l.unfinished(after) && (before.UID != after.UID || l.matters(before, after)) {
+		l.queue.Add(keyOf(after))
 	}
 	if after.leaving() && !before.leaving() {
-		h.wakeSharing(after)
+		l.wakeSharing(after)
 	}
 	if !before.known().ready {
-		h.wakeMembers(after)
+		l.wakeMembers(after)
 	}
 }
 
 // matters reports whether a change ends a back-off.
-func (h *handlers[T, C]) matters(before, after *content) bool {
-	e := h.ledger.Get(after.uid())
+func (l *loop) matters(before, after *content) bool {
+	e := l.ledger.Get(after.UID)
 	same := before.driver == after.driver && before.policy == after.policy && before.class == after.class &&
-		before.handle == after.handle && equality.Semantic.DeepEqual(before.ref, after.ref)
+		before.handle == after.handle && before.ref == after.ref
 	switch {
 	case !same,
-		before.meta.Annotations[before.secretName] != after.meta.Annotations[after.secretName],
-		before.meta.Annotations[before.secretNamespace] != after.meta.Annotations[after.secretNamespace],
+		before.Annotations[before.secretName] != after.Annotations[after.secretName],
+		before.Annotations[before.secretNamespace] != after.Annotations[after.secretNamespace],
 		before.has(before.secretName) != after.has(after.secretName),
 		before.has(before.secretNamespace) != after.has(after.secretNamespace):
 		return true
@@ -117,33 +100,31 @@ func (h *handlers[T, C]) matters(before, after *content) bool {
 	case after.known().ready && after.has(after.creating):
 		return true // the watch may have skipped the version without it
 	}
-	return before.terminating() != after.terminating() || h.c.driver.rowOf(before, e) != h.c.driver.rowOf(after, e)
+	return before.terminating() != after.terminating() || l.c.driver.rowOf(before, e) != l.c.driver.rowOf(after, e)
 }
 
 // deleted handles the last state of a content. A write of an earlier leader, which took effect late, may have removed the finalizer
 // while a call may have an effect: the deletion continues without the content.
-func (h *handlers[T, C]) deleted(obj T) {
-	c := h.content(obj)
-	e := h.ledger.Get(c.uid())
+func (l *loop) deleted(c *content) {
+	e := l.ledger.Get(c.UID)
 	if e.State.MayHaveEffect() && !e.Payload.releasing && c.leaving() && c.policy == snapshotv1.VolumeSnapshotContentDelete {
-		h.ledger.Update(c.uid(), func(_ intent.State, m *memory) { m.orphan = c })
-		h.queue.Add(keyOf(c))
+		l.ledger.Update(c.UID, func(_ intent.State, m *memory) { m.orphan = c })
+		l.queue.Add(keyOf(c))
 		return
 	}
-	h.missed(obj)
+	l.missed(c)
 }
 
 // missed handles an earlier state of a content that was deleted. Its policy may have become Retain since.
-func (h *handlers[T, C]) missed(obj T) {
-	c := h.content(obj)
-	h.queue.Forget(keyOf(c))
-	h.forget(context.Background(), keyOf(c))
-	h.wakeSharing(c)
+func (l *loop) missed(c *content) {
+	l.queue.Forget(keyOf(c))
+	l.forget(context.Background(), keyOf(c))
+	l.wakeSharing(c)
 }
 
 // forget drops the memory of a deleted content.
-func (h *handlers[T, C]) forget(ctx context.Context, key contentKey) {
-	e := h.drop(key.UID)
+func (l *loop) forget(ctx context.Context, key contentKey) {
+	e := l.drop(key.UID)
 	if !e.State.MayHaveEffect() || e.Payload.releasing {
 		return
 	}
@@ -153,34 +134,34 @@ func (h *handlers[T, C]) forget(ctx context.Context, key contentKey) {
 	}
 	klog.FromContext(ctx).Info("Content was deleted before its snapshot. Delete the snapshot at the storage system if it is not needed",
 		"content", key.Name, "snapshotHandle", handle, "snapshotName", name)
-	reason := h.kind.deleted
-	h.c.deps.Events.Event(h.kind.reference(key), warning, reason, kube.Message(fmt.Sprintf("This content was deleted or given to "+
+	reason := l.kind.deleted
+	l.c.deps.Events.Event(l.kind.reference(key), warning, reason, kube.Message(fmt.Sprintf("This content was deleted or given to "+
 		"another driver during %s: the %s %q (handle %q) may remain. Delete it at the storage system if it is not needed",
-		h.kind.create, h.kind.noun, name, handle)))
+		l.kind.create, l.kind.noun, name, handle)))
 }
 
 // wakeSharing enqueues the contents that may wait until c does not name their snapshot.
-func (h *handlers[T, C]) wakeSharing(c *content) {
-	for _, obj := range h.watches.contents.ByIndex(byHandle, c.namedHandle()) {
-		if o := h.content(obj); o.leaving() && o.uid() != c.uid() {
-			h.added(obj)
+func (l *loop) wakeSharing(c *content) {
+	for _, o := range l.watches.contents.ByIndex(byHandle, c.namedHandle()) {
+		if o.leaving() && o.UID != c.UID {
+			l.added(o)
 		}
 	}
 }
 
 // classChanged enqueues the contents that may wait for the class.
-func (h *handlers[T, C]) classChanged(class C) {
-	for _, obj := range h.watches.contents.ByIndex(byClass, class.GetName()) {
-		h.added(obj)
+func (l *loop) classChanged(class *class) {
+	for _, c := range l.watches.contents.ByIndex(byClass, class.Name) {
+		l.added(c)
 	}
 }
 
 // resync enqueues everything unfinished at the interval --resync-period.
-func (h *handlers[T, C]) resync(ctx context.Context) {
-	if h.c.cfg.ResyncPeriod == 0 {
+func (l *loop) resync(ctx context.Context) {
+	if l.c.cfg.ResyncPeriod == 0 {
 		return
 	}
-	tick := time.NewTicker(h.c.cfg.ResyncPeriod)
+	tick := time.NewTicker(l.c.cfg.ResyncPeriod)
 	defer tick.Stop()
 	for {
 		select {
@@ -188,9 +169,9 @@ func (h *handlers[T, C]) resync(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		for _, obj := range h.watches.contents.List() {
-			if c := h.content(obj); h.unfinished(c) {
-				h.queue.Resync(keyOf(c))
+		for _, c := range l.watches.contents.List() {
+			if l.unfinished(c) {
+				l.queue.Resync(keyOf(c))
 			}
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
@@ -30,12 +29,11 @@ func TestCreateOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 		ended := errors.New("the term has ended")
 		ctx, end := context.WithCancelCause(t.Context())
 		end(ended)
-		l := &loop[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]{}
-		l.c, l.ledger = &Controller{deps: Deps{Locks: &locks}}, intent.NewLedger[types.UID, memory](nil)
+		l := &loop{c: &Controller{deps: Deps{Locks: &locks}}, ledger: intent.NewLedger[types.UID, memory](nil)}
 		if err := l.send(ctx, s.content, s.call, &createRequest{}, nil); !errors.Is(err, ended) {
 			t.Errorf("got %v", err)
 		}
-		if e := l.ledger.Get(s.content.uid()); e.State != intent.Idle {
+		if e := l.ledger.Get(s.content.UID); e.State != intent.Idle {
 			t.Error("the call is remembered, but was not made")
 		}
 		release()

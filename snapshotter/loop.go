@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -32,41 +31,32 @@ type contentKey struct {
 // String returns the name, for logs and /statusz.
 func (k contentKey) String() string { return k.Name }
 
-// loopDeps holds what differs between the loops of snapshots and of groups.
-type loopDeps[T, C object] struct {
-	name    string
-	kind    *kind
-	watches *watches[T, C]
-	writer  kube.Writer[T] // of objects
-	status  kube.Writer[T] // of their status
-	classes classReader[C]
-	content func(T) *content
-	class   func(C) *class
-	calls   calls
-	gauges  *atomic.Pointer[gauges]
+// loop reconciles the contents of one kind between acquiring and releasing the Lease.
+type loop struct {
+	c              *Controller
+	kind           *kind
+	watches        *watches
+	calls          calls
+	writer, status writer // of contents
+	classes        resource
+	objects        *kube.TermCache[*content]
+	ledger         *intent.Ledger[types.UID, memory]
+	queue          *workloop.Loop[contentKey]
+	handles        keylock.Locks[string] // of snapshots that are written to a status
 }
 
-// classReader reads classes from the API server.
-type classReader[C object] interface {
-	Get(ctx context.Context, name string, opts metav1.GetOptions) (C, error)
-}
-
-// loop reconciles the contents of one resource between acquiring and releasing the Lease.
-type loop[T, C object] struct {
-	handlers[T, C]
-	objects *kube.TermCache[T]
-	handles keylock.Locks[string] // of snapshots that are written to a status
-}
-
-// runLoop reconciles until ctx ends and returns after the last worker has stopped.
-func runLoop[T, C object](ctx context.Context, c *Controller, deps loopDeps[T, C]) error {
-	l := &loop[T, C]{objects: kube.NewTermCache(deps.watches.contents)}
-	l.loopDeps, l.c = deps, c
-	l.ledger = intent.NewLedger[types.UID, memory](func(ctx context.Context) error {
-		return election.MayCallNow(ctx, election.Moment{})
-	})
+// runLoop reconciles until ctx ends and returns after the last worker has stopped. Meanwhile, running is the loop.
+func (c *Controller) runLoop(ctx context.Context, k *kind, w *watches, calls calls, running *atomic.Pointer[loop]) error {
+	api := c.clients[w.version]
+	l := &loop{
+		c: c, kind: k, watches: w, calls: calls, writer: writer{api.contents, nil}, status: writer{api.contents, []string{"status"}},
+		classes: api.classes, objects: kube.NewTermCache(w.contents),
+		ledger: intent.NewLedger[types.UID, memory](func(ctx context.Context) error {
+			return election.MayCallNow(ctx, election.Moment{})
+		}),
+	}
 	l.queue = workloop.New(workloop.Config{
-		Name: deps.name, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
+		Name: k.queue, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,
 	}, c.deps.Queues, l.sync)
 	defer l.queue.Stop()
@@ -75,13 +65,8 @@ func runLoop[T, C object](ctx context.Context, c *Controller, deps loopDeps[T, C
 	if err := registrations.Wait(ctx, "snapshotter caches"); err != nil {
 		return err
 	}
-	deps.gauges.Store(&gauges{l.count})
-	defer deps.gauges.Store(nil)
-	if deps.name == queueContents {
-		wake := l.wake
-		c.wakeMembers.Store(&wake)
-		defer c.wakeMembers.Store(nil)
-	}
+	running.Store(l)
+	defer running.Store(nil)
 	var wg sync.WaitGroup
 	wg.Go(func() { l.queue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { l.resync(ctx) })
@@ -94,10 +79,10 @@ func runLoop[T, C object](ctx context.Context, c *Controller, deps loopDeps[T, C
 const maxSteps = 20
 
 // sync runs the steps that [driver.decide] returns until nothing is left to do.
-func (l *loop[T, C]) sync(ctx context.Context, key contentKey) (time.Time, error) {
+func (l *loop) sync(ctx context.Context, key contentKey) (time.Time, error) {
 	var r reads
 	for i := range maxSteps {
-		obj, s := l.gather(key, r)
+		s := l.gather(key, r)
 		if s.content == nil {
 			switch {
 			case !s.call.State.MayHaveEffect():
@@ -121,7 +106,7 @@ func (l *loop[T, C]) sync(ctx context.Context, key contentKey) (time.Time, error
 			operation = "DeleteSnapshot"
 		}
 		traced, end := tracing.StartSpan(tracing.WithOperation(klog.NewContext(ctx, log), operation, key.UID), step.action.String())
-		err := l.apply(traced, obj, s, step, &r)
+		err := l.apply(traced, s, step, &r)
 		end(err)
 		if err != nil {
 			return time.Time{}, err
@@ -139,35 +124,31 @@ func logKey(c *content) string {
 }
 
 // gather reads the caches, including own writes that the watch has not delivered yet.
-func (l *loop[T, C]) gather(key contentKey, r reads) (T, state) {
+func (l *loop) gather(key contentKey, r reads) state {
 	s := state{reads: r, now: time.Now(), call: l.ledger.Get(key.UID)}
-	obj, fresh, ok := l.objects.Fresh(key.Name)
-	if !ok || obj.GetUID() != key.UID {
-		return obj, s
+	c, fresh, ok := l.objects.Fresh(key.Name)
+	if !ok || c.UID != key.UID {
+		return s
 	}
-	s.content, s.live = l.content(obj), fresh
-	s.class = r.class
-	if class, ok := l.watches.classes.Get(s.content.class); ok && s.content.class != "" {
-		s.class = l.class(class)
+	s.content, s.live, s.class = c, fresh, r.class
+	if class, ok := l.watches.classes.Get(c.class); ok && c.class != "" {
+		s.class = class
 	}
-	if s.content.member() {
-		s.groupReady, s.groupFound = l.c.groupReadiness(s.content.groupHandle())
+	if c.member() {
+		s.groupReady, s.groupFound = l.c.groupReadiness(c.groupHandle())
 	}
-	handle := s.content.deletedHandle(s.call.Payload)
-	if isNew := s.call.Payload.answer != nil && s.content.known().handle == ""; handle != "" && (isNew || s.content.terminating()) {
-		s.other = l.other(s.content, handle)
+	handle := c.deletedHandle(s.call.Payload)
+	if isNew := s.call.Payload.answer != nil && c.known().handle == ""; handle != "" && (isNew || c.terminating()) {
+		s.other = l.other(c, handle)
 	}
-	return obj, s
+	return s
 }
 
 // other returns another content of the driver that names a snapshot, first one that is not being deleted, or nil. Own writes count.
-func (l *loop[T, C]) other(c *content, handle string) (found *content) {
-	for _, obj := range append(l.objects.Written(), l.watches.contents.ByIndex(byHandle, handle)...) {
-		newest, ok := l.objects.Get(obj.GetName())
-		if !ok || newest.GetUID() == c.uid() {
-			continue
-		}
-		if o := l.content(newest); o.driver == c.driver && o.namedHandle() == handle && (found == nil || found.leaving()) {
+func (l *loop) other(c *content, handle string) (found *content) {
+	for _, named := range append(l.objects.Written(), l.watches.contents.ByIndex(byHandle, handle)...) {
+		o, ok := l.objects.Get(named.Name)
+		if ok && o.UID != c.UID && o.driver == c.driver && o.namedHandle() == handle && (found == nil || found.leaving()) {
 			found = o
 		}
 	}
@@ -185,7 +166,7 @@ func (c *Controller) groupReadiness(handle string) (_ groupReadiness, found bool
 	}
 	groups := w.contents.ByIndex(byGroup, handle)
 	for _, o := range groups {
-		if groupContent(o).known().ready {
+		if o.known().ready {
 			return groupIsReady, true
 		}
 	}

@@ -134,13 +134,13 @@ func (c *content) indeterminate(e entry) bool {
 }
 
 // remember changes what this process remembers of a content.
-func (h *handlers[T, C]) remember(uid types.UID, change func(*memory)) {
-	_, _, _ = h.ledger.Apply(uid, intent.Change[memory]{Set: change}) // without an event, it cannot fail
+func (l *loop) remember(uid types.UID, change func(*memory)) {
+	_, _, _ = l.ledger.Apply(uid, intent.Change[memory]{Set: change}) // without an event, it cannot fail
 }
 
 // happened applies an event to the call of a content. The entry of a content that was deleted meanwhile is dropped, and remains so.
-func (h *handlers[T, C]) happened(uid types.UID, event intent.Event, change func(*memory)) error {
-	before, _, err := h.ledger.Apply(uid, intent.Change[memory]{Event: event, Set: change})
+func (l *loop) happened(uid types.UID, event intent.Event, change func(*memory)) error {
+	before, _, err := l.ledger.Apply(uid, intent.Change[memory]{Event: event, Set: change})
 	if !before.InProgress() {
 		return nil
 	}
@@ -148,9 +148,9 @@ func (h *handlers[T, C]) happened(uid types.UID, event intent.Event, change func
 }
 
 // drop forgets a content, and returns what was known.
-func (h *handlers[T, C]) drop(uid types.UID) entry {
-	last := h.ledger.Get(uid)
-	_ = h.happened(uid, intent.Settle, nil) // is always legal. A call in progress is not forgotten
-	h.ledger.Forget(uid)
+func (l *loop) drop(uid types.UID) entry {
+	last := l.ledger.Get(uid)
+	_ = l.happened(uid, intent.Settle, nil) // is always legal. A call in progress is not forgotten
+	l.ledger.Forget(uid)
 	return last
 }

@@ -7,9 +7,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// gauges counts the contents of a running loop.
-type gauges struct{ count func(*counts) }
-
 // counts are the values of the gauges.
 type counts struct {
 	indeterminate, notReady float64
@@ -27,10 +24,9 @@ const (
 var blockedReasons = []string{blockedRelease, blockedOutcome, blockedSecret, blockedError}
 
 // count adds the contents of l to n.
-func (l *loop[T, C]) count(n *counts) {
-	for _, obj := range l.watches.contents.List() {
-		c := l.content(obj)
-		e := l.ledger.Get(c.uid())
+func (l *loop) count(n *counts) {
+	for _, c := range l.watches.contents.List() {
+		e := l.ledger.Get(c.UID)
 		row := l.c.driver.rowOf(c, e)
 		if c.indeterminate(e) && row != notResponsible && row != deletionDone {
 			n.indeterminate++
@@ -47,9 +43,9 @@ func (l *loop[T, C]) count(n *counts) {
 // counts returns the values of the gauges, zero without the Lease.
 func (c *Controller) counts() counts {
 	n := counts{blocked: map[string]float64{}}
-	for _, g := range []*gauges{c.contentLoop.Load(), c.groupLoop.Load()} {
-		if g != nil {
-			g.count(&n)
+	for _, l := range []*loop{c.contentLoop.Load(), c.groupLoop.Load()} {
+		if l != nil {
+			l.count(&n)
 		}
 	}
 	return n

@@ -4,11 +4,13 @@
 package snapshotter
 
 import (
+	"slices"
 	"strings"
 
 	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -71,7 +73,9 @@ const (
 // kind holds what differs between VolumeSnapshotContents and VolumeGroupSnapshotContents.
 type kind struct {
 	group                       bool
+	versions, old               []schema.GroupVersion // of the API: with this schema in the order of preference, and with another
 	name, apiVersion            string
+	queue                       string
 	finalizer                   string
 	creating, deleting          string // annotations
 	secretName, secretNamespace string // annotations
@@ -88,8 +92,11 @@ func (k *kind) reference(key contentKey) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: k.apiVersion, Kind: k.name, Name: key.Name, UID: key.UID}
 }
 
+func (k *kind) allVersions() []schema.GroupVersion { return slices.Concat(k.versions, k.old) }
+
 var snapshotKind = &kind{
-	name: "VolumeSnapshotContent", apiVersion: snapshotv1.SchemeGroupVersion.String(), finalizer: Finalizer,
+	versions: []schema.GroupVersion{snapshotv1.SchemeGroupVersion},
+	name:     "VolumeSnapshotContent", apiVersion: snapshotv1.SchemeGroupVersion.String(), queue: queueContents, finalizer: Finalizer,
 	creating: AnnBeingCreated, deleting: AnnBeingDeleted, secretName: AnnSecretName, secretNamespace: AnnSecretNamespace,
 	readSecret: "snapshotter-list-secret-", handleField: "snapshotHandle", class: "volumesnapshotclass.snapshot.storage.k8s.io",
 	classKind: "VolumeSnapshotClass", noun: "snapshot", object: "content", create: "CreateSnapshot", created: reasonCreationFailed,
@@ -97,7 +104,10 @@ var snapshotKind = &kind{
 }
 
 var groupKind = &kind{
-	group: true, name: "VolumeGroupSnapshotContent", apiVersion: groupv1.SchemeGroupVersion.String(), finalizer: GroupFinalizer,
+	group:    true,
+	versions: []schema.GroupVersion{groupv1.SchemeGroupVersion, {Group: groupv1.GroupName, Version: "v1beta2"}},
+	old:      []schema.GroupVersion{{Group: groupv1.GroupName, Version: "v1beta1"}},
+	name:     "VolumeGroupSnapshotContent", apiVersion: groupv1.SchemeGroupVersion.String(), queue: queueGroups, finalizer: GroupFinalizer,
 	creating: AnnGroupBeingCreated, deleting: AnnGroupBeingDeleted,
 	secretName: AnnGroupSecretName, secretNamespace: AnnGroupSecretNamespace,
 	readSecret: "group-snapshotter-get-secret-", handleField: "volumeGroupSnapshotHandle",

@@ -50,7 +50,7 @@ func encoded(record any) string {
 
 // recordedRequest returns the request that is recorded on c, or nil if there is none.
 func (c *content) recordedRequest() (*createRequest, error) {
-	text, ok := c.meta.Annotations[AnnRequest]
+	text, ok := c.Annotations[AnnRequest]
 	if !ok {
 		return nil, nil
 	}
@@ -60,12 +60,12 @@ func (c *content) recordedRequest() (*createRequest, error) {
 	case err != nil:
 	case r.Name == "":
 		err = errors.New("it has no name")
-	case r.UID != "" && r.UID != c.uid():
+	case r.UID != "" && r.UID != c.UID:
 		err = fmt.Errorf("it is a copy from an object with UID %s", r.UID)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("annotation %s of %s %q is ignored: %w. The request is computed from the class and the settings",
-			AnnRequest, c.kind.name, c.meta.Name, err)
+			AnnRequest, c.kind.name, c.Name, err)
 	}
 	return &r, nil
 }
@@ -102,7 +102,7 @@ func (c *content) binds(e entry) bool {
 func (d driver) createRequest(c *content, class *class, e entry) (*createRequest, error) {
 	recorded, malformed := c.recordedRequest()
 	if malformed != nil || recorded == nil || unanswered(e.State) {
-		recorded = requestWith(e.Args, c.uid())
+		recorded = requestWith(e.Args, c.UID)
 	}
 	if recorded != nil && c.binds(e) {
 		return recorded, nil
@@ -124,7 +124,7 @@ func (d driver) createRequest(c *content, class *class, e entry) (*createRequest
 func (d driver) newRequest(c *content, class *class) (*createRequest, error) {
 	switch {
 	case c.class == "":
-		return nil, inputsError(c, fmt.Sprintf("failed to take %s %s without a %[1]s class", c.noun, c.meta.Name))
+		return nil, inputsError(c, fmt.Sprintf("failed to take %s %s without a %[1]s class", c.noun, c.Name))
 	case class == nil:
 		return nil, inputsError(c, fmt.Sprintf("%s %q not found", c.kind.class, c.class))
 	case class.driver != d.name:
@@ -141,7 +141,7 @@ func (d driver) newRequest(c *content, class *class) (*createRequest, error) {
 	if d.ExtraCreateMetadata {
 		maps.Copy(parameters, extraMetadata(c))
 	}
-	return &createRequest{snapshotName(prefix, length, c.ref.UID), parameters, c.uid()}, nil
+	return &createRequest{snapshotName(prefix, length, c.ref.UID), parameters, c.UID}, nil
 }
 
 // sidecarParameters are the class parameters that are not for the driver, without
@@ -178,6 +178,6 @@ func extraMetadata(c *content) map[string]string {
 	return map[string]string{
 		volumerules.ParameterPrefix + object + "/name":      c.ref.Name,
 		volumerules.ParameterPrefix + object + "/namespace": c.ref.Namespace,
-		volumerules.ParameterPrefix + content + "/name":     c.meta.Name,
+		volumerules.ParameterPrefix + content + "/name":     c.Name,
 	}
 }

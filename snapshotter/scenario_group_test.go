@@ -44,7 +44,7 @@ func (f *fixture) group(change func(*groupv1.VolumeGroupSnapshotContent)) *group
 	if change != nil {
 		change(o)
 	}
-	o, err := f.groups.contents.Create(f.Context(), o, metav1.CreateOptions{})
+	o, err := f.groupContents.Create(f.Context(), o, metav1.CreateOptions{})
 	f.Must(err)
 	return o
 }
@@ -61,7 +61,7 @@ func groupScenario(t *testing.T, change func(*Config)) *fixture {
 
 func (f *fixture) groupClass(parameters map[string]string) {
 	f.Helper()
-	_, err := f.groups.classes.Create(f.Context(), &groupv1.VolumeGroupSnapshotClass{
+	_, err := f.groupClasses.Create(f.Context(), &groupv1.VolumeGroupSnapshotClass{
 		ObjectMeta: metav1.ObjectMeta{Name: f.Unique("c1")}, Driver: f.Driver, Parameters: parameters,
 		DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete,
 	}, metav1.CreateOptions{})
@@ -73,7 +73,7 @@ func (f *fixture) untilGroup(what string,
 	check func(*groupv1.VolumeGroupSnapshotContent) bool) (found *groupv1.VolumeGroupSnapshotContent) {
 	f.Helper()
 	kubetest.Eventually(f.T, "g1 "+what, func(ctx context.Context) (err error) {
-		found, err = f.groups.contents.Get(ctx, f.Unique("g1"), metav1.GetOptions{})
+		found, err = f.groupContents.Get(ctx, f.Unique("g1"), metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			found, err = nil, nil
 		}
@@ -95,10 +95,10 @@ func isGroupDeleted(o *groupv1.VolumeGroupSnapshotContent) bool { return o == ni
 // deleteGroup deletes g1 as the snapshot-controller does.
 func (f *fixture) deleteGroup() {
 	f.Helper()
-	_, err := f.groups.contents.Patch(f.Context(), f.Unique("g1"), types.MergePatchType,
+	_, err := f.groupContents.Patch(f.Context(), f.Unique("g1"), types.MergePatchType,
 		[]byte(fmt.Sprintf(`{"metadata":{"annotations":{%q:"yes"}}}`, AnnGroupBeingDeleted)), metav1.PatchOptions{})
 	f.Must(err)
-	f.Must(f.groups.contents.GetClient().Delete().Resource("volumegroupsnapshotcontents").Name(f.Unique("g1")).Do(f.Context()).Error())
+	f.Must(f.groupContents.GetClient().Delete().Resource("volumegroupsnapshotcontents").Name(f.Unique("g1")).Do(f.Context()).Error())
 }
 
 // member creates the content of a member of a group, with the status that the snapshot-controller
@@ -196,7 +196,7 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 			t.Errorf("the member is ready, and its group is not known: %+v, %v", v1, err)
 		}
 		o := f.group(func(o *groupv1.VolumeGroupSnapshotContent) { o.Spec.Driver = f.Driver })
-		kubetest.SetStatus(t, f.groups.contents, o.Name,
+		kubetest.SetStatus(t, f.groupContents, o.Name,
 			groupv1.VolumeGroupSnapshotContentStatus{VolumeGroupSnapshotHandle: ptr.To("group-1"), ReadyToUse: ptr.To(true)})
 		served.Store(true)
 		f.until("is ready", isReady)
@@ -279,7 +279,7 @@ func TestSnapshotterScenarioGroup(t *testing.T) {
 				f := groupScenario(t, nil)
 				f.group(nil)
 				o := f.untilGroup("is complete", isGroupComplete)
-				kubetest.SetStatus(t, f.groups.contents, o.Name, map[string]any{"volumeSnapshotInfoList": nil})
+				kubetest.SetStatus(t, f.groupContents, o.Name, map[string]any{"volumeSnapshotInfoList": nil})
 				want := 2
 				if !exists {
 					want = 0

@@ -254,8 +254,8 @@ func TestEndedContext(t *testing.T) {
 	ctx, stop := context.WithCancelCause(t.Context())
 	stop(workloop.ErrDrain)
 	for name, failure := range map[string]error{"no watches": errors.New("the CRDs are not installed"), "watches": nil} {
-		open := func(context.Context) (w snapshotWatches, _ []kube.Watch, err error) { return w, nil, failure }
-		c := &Controller{snapshots: optional(time.Hour, open, "")}
+		open := func(context.Context) (w watches, _ []kube.Watch, err error) { return w, nil, failure }
+		c := &Controller{snapshots: kube.NewOptional("", time.Hour, open, func(context.Context, error) {})}
 		serving, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {

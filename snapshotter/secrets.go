@@ -15,14 +15,14 @@ import (
 // annotatedSecret returns the secret that the snapshot-controller has named in the annotations of c,
 // for the calls that create and delete. Nil means none.
 func (d driver) annotatedSecret(c *content) (*corev1.SecretReference, error) {
-	name, hasName := c.meta.Annotations[c.secretName]
-	namespace, hasNamespace := c.meta.Annotations[c.secretNamespace]
+	name, hasName := c.Annotations[c.secretName]
+	namespace, hasNamespace := c.Annotations[c.secretNamespace]
 	switch {
 	case !hasName || !hasNamespace:
 		return nil, nil
 	case name == "" || namespace == "":
 		return nil, fmt.Errorf("cannot retrieve secrets for %s content %q, err: secret name or namespace not specified",
-			c.noun, c.meta.Name)
+			c.noun, c.Name)
 	}
 	return d.permitted(&corev1.SecretReference{Namespace: namespace, Name: name})
 }
@@ -35,7 +35,7 @@ func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, e
 		return d.annotatedSecret(c)
 	case class == nil:
 		return nil, fmt.Errorf("failed to get %s class %s for %s content %s: %s %q not found",
-			c.noun, c.class, c.noun, c.meta.Name, c.kind.class, c.class)
+			c.noun, c.class, c.noun, c.Name, c.kind.class, c.class)
 	}
 	prefix := volumerules.ParameterPrefix + c.kind.readSecret
 	keyName, keyNamespace := prefix+"name", prefix+"namespace"
@@ -51,7 +51,7 @@ func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, e
 	if c.group {
 		object, content = "volumegroupsnapshot", "volumegroupsnapshotcontent"
 	}
-	tokens := map[string]string{content + ".name": c.meta.Name, object + ".namespace": c.ref.Namespace}
+	tokens := map[string]string{content + ".name": c.Name, object + ".namespace": c.ref.Namespace}
 	ref := &corev1.SecretReference{}
 	var err error
 	ref.Namespace, err = volumerules.ExpandTemplate(keyNamespace, namespace, tokens, validation.IsDNS1123Label)

@@ -7,12 +7,12 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
-	"reflect"
 	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -35,7 +35,7 @@ type patchOp struct {
 // custom resource's status, so that it has to be tested. The patch fails if it would revert a status that
 // is ready, or the list of its snapshots: c may be outdated.
 func (s statusChange) patch(c *content) ([]byte, error) {
-	ops := []patchOp{{"test", "/metadata/uid", c.uid()}}
+	ops := []patchOp{{"test", "/metadata/uid", c.UID}}
 	if c.status == nil {
 		whole := maps.Clone(s)
 		maps.DeleteFunc(whole, func(_ string, v any) bool { return v == nil })
@@ -86,63 +86,50 @@ func clearedStatus(c *content) statusChange {
 	return change
 }
 
-// patchStatus applies change to the status of obj. If obj is outdated, it is read, and the next
-// attempt decides again.
-func (l *loop[T, C]) patchStatus(ctx context.Context, obj T, change statusChange) error {
-	c := l.content(obj)
+// patchStatus applies change to the status of c. If c is outdated, it is read, and the next attempt
+// decides again.
+func (l *loop) patchStatus(ctx context.Context, c *content, change statusChange) error {
 	data, err := change.patch(c)
 	if err != nil {
 		return err
 	}
-	written, err := l.status.Patch(ctx, obj.GetName(), types.JSONPatchType, data, metav1.PatchOptions{})
+	written, err := l.status.Patch(ctx, c.Name, types.JSONPatchType, data, metav1.PatchOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
-		written, err = l.objects.UpdateInstead(ctx, l.status, obj, func(live T) T {
+		written, err = l.objects.UpdateInstead(ctx, l.status, c, func(live *content) *content {
 			_, list := change["volumeSnapshotInfoList"]
-			if (change["readyToUse"] == false || list && !c.known().ready) && l.content(live).known().ready {
+			if live.known().ready && (change["readyToUse"] == false || list && !c.known().ready) {
 				return live
 			}
-			return applied(live, change)
+			change.apply(live.raw)
+			return live
 		}, err)
 	case apierrors.IsInvalid(err), apierrors.IsConflict(err):
-		if _, _, readErr := l.objects.Refetch(ctx, l.writer, obj); readErr != nil {
+		if _, _, readErr := l.objects.Refetch(ctx, l.writer, c); readErr != nil {
 			return readErr
 		}
 		return err
 	}
 	if err != nil {
-		written = obj
+		written = c
 	}
-	return l.objects.RecordWrite(obj, written, err)
+	return l.objects.RecordWrite(c, written, err)
 }
 
-// applied returns a copy of live with change applied to its status.
-func applied[T object](live T, change statusChange) T {
-	var fields map[string]any
-	data, err := json.Marshal(live)
-	if err == nil {
-		err = json.Unmarshal(data, &fields)
+// apply changes the status of o, an API object.
+func (s statusChange) apply(o runtime.Object) {
+	removed := statusChange{}
+	for name := range s {
+		removed[name] = nil
 	}
-	if err == nil {
-		members, _ := fields["status"].(map[string]any)
-		if members == nil {
-			members = map[string]any{}
+	// Decoding a list keeps members of the previous one.
+	for _, status := range []statusChange{removed, s} {
+		data, err := json.Marshal(map[string]any{"status": status})
+		if err == nil {
+			err = json.Unmarshal(data, o)
 		}
-		for name, value := range change {
-			members[name] = value
-			if value == nil {
-				delete(members, name)
-			}
+		if err != nil {
+			panic(err) // a status has an encoding
 		}
-		fields["status"] = members
-		data, err = json.Marshal(fields)
 	}
-	changed := reflect.New(reflect.TypeOf(live).Elem()).Interface().(T) // decoding into live would keep the removed members
-	if err == nil {
-		err = json.Unmarshal(data, changed)
-	}
-	if err != nil {
-		panic(err) // an API object has an encoding
-	}
-	return changed
 }

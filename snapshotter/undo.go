@@ -18,7 +18,7 @@ import (
 
 // undo deletes the snapshot of a content that does not exist any more. If the outcome of its CreateSnapshot is unknown, the call is
 // repeated first.
-func (l *loop[T, C]) undo(ctx context.Context, key contentKey, e entry) error {
+func (l *loop) undo(ctx context.Context, key contentKey, e entry) error {
 	c, request := e.Payload.orphan, requestWith(e.Args, key.UID)
 	log := klog.FromContext(ctx).WithValues(logKey(c), key.Name, "snapshotName", request.Name)
 	failed := func(err error) error {
@@ -50,7 +50,7 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, e entry) error {
 	}
 	a := e.Payload.answer
 	if other := l.other(c, a.handle); other != nil && !other.leaving() {
-		return failed(fmt.Errorf("%s %q names the same %s %q", other.kind.name, other.meta.Name, other.noun, a.handle))
+		return failed(fmt.Errorf("%s %q names the same %s %q", other.kind.name, other.Name, other.noun, a.handle))
 	}
 	if err := l.happened(key.UID, intent.Reject, nil); err != nil {
 		return err
@@ -83,20 +83,20 @@ func (l *loop[T, C]) undo(ctx context.Context, key contentKey, e entry) error {
 }
 
 // stillExists reads c, and forgets it if it exists: a watch by labels also ends with a label, and this cache with a change of the driver.
-func (l *loop[T, C]) stillExists(ctx context.Context, c *content) (bool, error) {
-	live, err := l.writer.Get(ctx, c.meta.Name, metav1.GetOptions{})
+func (l *loop) stillExists(ctx context.Context, c *content) (bool, error) {
+	live, err := l.writer.Get(ctx, c.Name, metav1.GetOptions{})
 	switch {
-	case err == nil && live.GetUID() == c.uid():
-		l.drop(c.uid())
+	case err == nil && live.UID == c.UID:
+		l.drop(c.UID)
 		return true, nil
 	case err != nil && !kube.IsNotFound(err):
-		return false, fmt.Errorf("reading %s %q, which was deleted during a repeated creation: %w", c.kind.name, c.meta.Name, err)
+		return false, fmt.Errorf("reading %s %q, which was deleted during a repeated creation: %w", c.kind.name, c.Name, err)
 	}
 	return false, nil
 }
 
 // repetitionFailed handles the error of a CreateSnapshot that was repeated for a content that is being deleted.
-func (l *loop[T, C]) repetitionFailed(ctx context.Context, c *content, failed failedCall) error {
+func (l *loop) repetitionFailed(ctx context.Context, c *content, failed failedCall) error {
 	switch {
 	case ctx.Err() != nil: // the term has ended
 		return failed.error

@@ -8,13 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
-	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
-	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -29,20 +28,17 @@ const (
 	byHandle = "handle" // of the snapshot
 )
 
-// watches holds the informers of one pair of resources, contents and classes.
-type watches[T, C object] struct {
-	contents kube.Informer[T]
-	classes  kube.Informer[C]
-	version  string // of the API
+// watches holds the informers of the contents and classes of one kind.
+type watches struct {
+	contents kube.Informer[*content]
+	classes  kube.Informer[*class]
+	version  schema.GroupVersion
 }
 
-type (
-	snapshotWatches = watches[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass]
-	groupWatches    = watches[*groupv1.VolumeGroupSnapshotContent, *groupv1.VolumeGroupSnapshotClass]
-)
-
-// optional returns a pair of watches that open returns. It logs idle while they are not open.
-func optional[W any](longest time.Duration, open func(context.Context) (W, []kube.Watch, error), idle string) *kube.Optional[W] {
+// optional returns the watches of k. It logs idle while they are not open.
+func (c *Controller) optional(k *kind, idle string) *kube.Optional[watches] {
+	longest := c.cfg.RecheckInterval
+	open := func(ctx context.Context) (watches, []kube.Watch, error) { return c.open(ctx, k) }
 	return kube.NewOptional("snapshot resources", longest, open, func(ctx context.Context, why error) {
 		klog.FromContext(ctx).Info(idle, "reason", why.Error(), "recheckedWithin", longest.String())
 	})
@@ -81,67 +77,38 @@ func (c *Controller) groupsOff() error {
 	return nil
 }
 
-// openSnapshots returns the watches of VolumeSnapshotContents and VolumeSnapshotClasses.
-func (c *Controller) openSnapshots(ctx context.Context) (snapshotWatches, []kube.Watch, error) {
-	contents := c.watchClients.contents.source(func(o *snapshotv1.VolumeSnapshotContent) bool { return o.Spec.Driver != c.driver.name },
-		indexers(snapshotContent))
-	if c.cfg.NodeDeployment {
-		contents.Selector = metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: map[string]string{
-			LabelManagedBy: c.cfg.NodeName}})
-	}
-	classes := c.watchClients.classes.source(func(o *snapshotv1.VolumeSnapshotClass) bool {
-		if o.Driver != c.driver.name {
-			*o = snapshotv1.VolumeSnapshotClass{ObjectMeta: stub(o.ObjectMeta), Driver: o.Driver}
-		}
-		return false
-	}, nil)
-	return openPair[*snapshotv1.VolumeSnapshotContent, *snapshotv1.VolumeSnapshotClass](ctx, contents, classes)
-}
-
-// openGroups returns the watches of VolumeGroupSnapshotContents and VolumeGroupSnapshotClasses in the first version
-// in which they can be listed.
-func (c *Controller) openGroups(ctx context.Context) (groupWatches, []kube.Watch, error) {
+// open returns the watches of k in the first version in which its resources can be listed, or an error that names those that cannot.
+func (c *Controller) open(ctx context.Context, k *kind) (w watches, _ []kube.Watch, err error) {
 	var failures []error
-	for _, version := range groupVersions {
-		clients := c.watchClients.groups[version]
-		contents := clients.contents.source(func(o *groupv1.VolumeGroupSnapshotContent) bool { return o.Spec.Driver != c.driver.name },
-			indexers(groupContent))
-		classes := clients.classes.source(func(o *groupv1.VolumeGroupSnapshotClass) bool {
-			if o.Driver != c.driver.name {
-				*o = groupv1.VolumeGroupSnapshotClass{ObjectMeta: stub(o.ObjectMeta), Driver: o.Driver}
-			}
-			return false
-		}, nil)
-		w, watches, err := openPair[*groupv1.VolumeGroupSnapshotContent, *groupv1.VolumeGroupSnapshotClass](ctx, contents, classes)
-		if err == nil {
-			return w, watches, nil
+	for _, version := range k.versions {
+		api := c.watchClients[version]
+		contents, classes := api.contents.source(c.driver.watched), api.classes.source(c.driver.watched)
+		contents.Indexers = indexers()
+		if c.cfg.NodeDeployment { // without groups
+			contents.Selector = labels.Set{LabelManagedBy: c.cfg.NodeName}.String()
 		}
-		failures = append(failures, err)
+		if err := errors.Join(probe(ctx, contents), probe(ctx, classes)); err != nil {
+			failures = append(failures, err)
+			continue
+		}
+		both := make([]kube.Watch, 2)
+		w.version = version
+		w.contents, both[0] = kube.NewInformer[*content](contents)
+		w.classes, both[1] = kube.NewInformer[*class](classes)
+		return w, both, nil
 	}
-	old := c.watchClients.groups[groupVersionOld].contents
-	if _, err := old.List(ctx, metav1.ListOptions{Limit: 1}); err == nil {
-		return groupWatches{}, nil, fmt.Errorf("the API server serves %s only in version %s. Upgrade the CRDs and the "+
-			"snapshot-controller to those of external-snapshotter 8.4 or later", old.resource.GroupResource(), groupVersionOld)
+	for _, version := range k.old {
+		old := c.watchClients[version].contents
+		if _, err := old.list(ctx, metav1.ListOptions{Limit: 1}); err == nil {
+			return w, nil, fmt.Errorf("the API server serves %s only in version %s. Upgrade the CRDs and the "+
+				"snapshot-controller to those of external-snapshotter 8.4 or later", old.GroupResource(), version.Version)
+		}
 	}
-	return groupWatches{}, nil, errors.Join(failures...)
-}
-
-// openPair returns the watches of contents and classes, or an error that names those that cannot be listed.
-func openPair[T, C object, L, M runtime.Object](
-	ctx context.Context, contents kube.Source[L], classes kube.Source[M],
-) (w watches[T, C], _ []kube.Watch, err error) {
-	if err = errors.Join(probe(ctx, contents), probe(ctx, classes)); err != nil {
-		return w, nil, err
-	}
-	w.version = contents.Resource.Version
-	both := make([]kube.Watch, 2)
-	w.contents, both[0] = kube.NewInformer[T](contents)
-	w.classes, both[1] = kube.NewInformer[C](classes)
-	return w, both, nil
+	return w, nil, errors.Join(failures...)
 }
 
 // probe returns an error that names the resource unless it can be listed.
-func probe[L runtime.Object](ctx context.Context, s kube.Source[L]) error {
+func probe(ctx context.Context, s kube.Source[runtime.Object]) error {
 	err := s.Probe(ctx)
 	name, version := s.Resource.GroupResource().String(), s.Resource.Version
 	switch {
@@ -156,11 +123,11 @@ func probe[L runtime.Object](ctx context.Context, s kube.Source[L]) error {
 }
 
 // indexers returns the indexes of contents.
-func indexers[T object](view func(T) *content) cache.Indexers {
+func indexers() cache.Indexers {
 	index := func(value func(*content) string) cache.IndexFunc {
 		return func(obj any) ([]string, error) {
-			if o, ok := obj.(T); ok {
-				if v := value(view(o)); v != "" {
+			if c, ok := obj.(*content); ok {
+				if v := value(c); v != "" {
 					return []string{v}, nil
 				}
 			}
