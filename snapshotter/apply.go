@@ -49,7 +49,8 @@ func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 	case doWriteAnswer:
 		return l.writeAnswer(ctx, s, step)
 	case doEndCreation:
-		_, err := l.patch(ctx, c, kube.MetadataPatch{RemoveAnnotations: []string{c.creating}, Tests: recordTest(c)})
+		change := kube.MetadataPatch{RemoveAnnotations: []string{c.creating}, Tests: recordTest(c)}
+		_, err := l.objects.Patch(ctx, l.writer, c, change)
 		if l.outdated(c, err) {
 			return nil // decide again
 		}
@@ -128,7 +129,7 @@ func (l *loop) record(ctx context.Context, c *content, step step) error {
 	if step.again {
 		step.change.SetAnnotations = map[string]string{AnnRequest: step.request.encodeAgain()}
 	}
-	stored, err := l.patch(ctx, c, step.change)
+	stored, err := l.objects.Patch(ctx, l.writer, c, step.change)
 	newest, exists := l.newest(c)
 	switch {
 	case err == nil && (!exists || step.change.AppliedTo(stored)):
@@ -323,9 +324,4 @@ func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 func (l *loop) outdated(c *content, err error) bool {
 	newest, exists := l.newest(c)
 	return exists && (kube.IsPatchTestFailed(err) || apierrors.IsConflict(err)) && newest.ResourceVersion != c.ResourceVersion
-}
-
-// patch returns c as stored, or c itself if it does not exist.
-func (l *loop) patch(ctx context.Context, c *content, change kube.MetadataPatch) (*content, error) {
-	return l.objects.Patch(ctx, l.writer, c, change)
 }

@@ -55,13 +55,12 @@ func (l *loop) removeFinalizer(ctx context.Context, c *content, step step) error
 		l.announceWarning(c, step.warning, c.deleted, step.warning)
 	}
 	l.remember(c.UID, func(m *memory) { m.releasing = true })
-	_, err := l.patch(ctx, c, change)
+	_, err := l.objects.Patch(ctx, l.writer, c, change)
 	if err == nil {
 		return l.happened(c.UID, intent.Settle, func(m *memory) { m.blocked = "" })
 	}
 	l.remember(c.UID, func(m *memory) { m.releasing = false })
-	switch {
-	case l.outdated(c, err):
+	if l.outdated(c, err) {
 		return nil // decide again
 	}
 	return l.report(ctx, c, doReportDeletion, deletionError(c, fmt.Errorf("removing finalizer %s: %w", c.finalizer, err)), cause{})

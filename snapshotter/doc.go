@@ -31,5 +31,6 @@
 //
 // [Controller.Serve] watches the resources on every replica while the API server serves them.
 // [Controller.Run] starts one loop (gather, decide, apply) for each of the two kinds of
-// contents. [driver.rowOf] is the decision table that both share.
+// contents. Both have a [content] in caches, decisions and writes, and share the decision table
+// [driver.rowOf].
 package snapshotter

@@ -92,7 +92,7 @@ func (l *loop) sync(ctx context.Context, key contentKey) (time.Time, error) {
 			}
 			return time.Time{}, nil // else the watch delivers its deletion
 		}
-		log := klog.FromContext(ctx).WithValues(logKey(s.content), key.Name)
+		log := klog.FromContext(ctx).WithValues(l.kind.logKey, key.Name)
 		step := l.c.driver.decide(s)
 		log.V(2).Info("Decided", "action", step.action, "reason", step.reason)
 		switch {
@@ -113,14 +113,6 @@ func (l *loop) sync(ctx context.Context, key contentKey) (time.Time, error) {
 		}
 	}
 	return time.Time{}, fmt.Errorf("reconciling %q: not finished after %d steps", key.Name, maxSteps)
-}
-
-// logKey returns the key of c in log lines.
-func logKey(c *content) string {
-	if c.group {
-		return "volumeGroupSnapshotContent"
-	}
-	return "volumeSnapshotContent"
 }
 
 // gather reads the caches, including own writes that the watch has not delivered yet.

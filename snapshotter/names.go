@@ -48,12 +48,6 @@ const (
 	AnnGroupSecretNamespace = "groupsnapshot.storage.kubernetes.io/deletion-secret-namespace"
 )
 
-// Names of the queues, as csi-snapshotter has them.
-const (
-	queueContents = "csi-snapshotter-content"
-	queueGroups   = "csi-snapshotter-groupsnapshotcontent"
-)
-
 // Reasons of events about failures. They are those of csi-snapshotter.
 const (
 	// Warning, VolumeSnapshotContent: the snapshot was not created; the message is also in the status
@@ -73,15 +67,16 @@ const (
 // kind holds what differs between VolumeSnapshotContents and VolumeGroupSnapshotContents.
 type kind struct {
 	group                       bool
-	versions, old               []schema.GroupVersion // of the API: with this schema in the order of preference, and with another
-	name, apiVersion            string
-	queue                       string
+	versions                    []schema.GroupVersion // of the API, in the order of preference. They have one schema
+	old                         []schema.GroupVersion // with another schema, which are only looked for
+	name                        string
+	queue, logKey               string
 	finalizer                   string
 	creating, deleting          string // annotations
 	secretName, secretNamespace string // annotations
 	readSecret                  string // class parameters of the secret of the call that reads the state
 	handleField                 string // of the status
-	class, classKind            string // resource and kind in messages
+	class, classKind            string // resource, in messages, and kind
 	noun, object                string // in messages: what the driver has, and the content
 	create                      string // RPC in messages
 	created, checked, deleted   string // reasons of events about failures
@@ -89,14 +84,14 @@ type kind struct {
 
 // reference returns the object of events about a content.
 func (k *kind) reference(key contentKey) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: k.apiVersion, Kind: k.name, Name: key.Name, UID: key.UID}
+	return &corev1.ObjectReference{APIVersion: k.versions[0].String(), Kind: k.name, Name: key.Name, UID: key.UID}
 }
 
 func (k *kind) allVersions() []schema.GroupVersion { return slices.Concat(k.versions, k.old) }
 
 var snapshotKind = &kind{
-	versions: []schema.GroupVersion{snapshotv1.SchemeGroupVersion},
-	name:     "VolumeSnapshotContent", apiVersion: snapshotv1.SchemeGroupVersion.String(), queue: queueContents, finalizer: Finalizer,
+	versions: []schema.GroupVersion{snapshotv1.SchemeGroupVersion}, name: "VolumeSnapshotContent",
+	queue: "csi-snapshotter-content", logKey: "volumeSnapshotContent", finalizer: Finalizer,
 	creating: AnnBeingCreated, deleting: AnnBeingDeleted, secretName: AnnSecretName, secretNamespace: AnnSecretNamespace,
 	readSecret: "snapshotter-list-secret-", handleField: "snapshotHandle", class: "volumesnapshotclass.snapshot.storage.k8s.io",
 	classKind: "VolumeSnapshotClass", noun: "snapshot", object: "content", create: "CreateSnapshot", created: reasonCreationFailed,
@@ -104,10 +99,9 @@ var snapshotKind = &kind{
 }
 
 var groupKind = &kind{
-	group:    true,
-	versions: []schema.GroupVersion{groupv1.SchemeGroupVersion, {Group: groupv1.GroupName, Version: "v1beta2"}},
-	old:      []schema.GroupVersion{{Group: groupv1.GroupName, Version: "v1beta1"}},
-	name:     "VolumeGroupSnapshotContent", apiVersion: groupv1.SchemeGroupVersion.String(), queue: queueGroups, finalizer: GroupFinalizer,
+	group: true, versions: []schema.GroupVersion{groupv1.SchemeGroupVersion, {Group: groupv1.GroupName, Version: "v1beta2"}},
+	old: []schema.GroupVersion{{Group: groupv1.GroupName, Version: "v1beta1"}}, name: "VolumeGroupSnapshotContent",
+	queue: "csi-snapshotter-groupsnapshotcontent", logKey: "volumeGroupSnapshotContent", finalizer: GroupFinalizer,
 	creating: AnnGroupBeingCreated, deleting: AnnGroupBeingDeleted,
 	secretName: AnnGroupSecretName, secretNamespace: AnnGroupSecretNamespace,
 	readSecret: "group-snapshotter-get-secret-", handleField: "volumeGroupSnapshotHandle",

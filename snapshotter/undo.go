@@ -20,7 +20,7 @@ import (
 // repeated first.
 func (l *loop) undo(ctx context.Context, key contentKey, e entry) error {
 	c, request := e.Payload.orphan, requestWith(e.Args, key.UID)
-	log := klog.FromContext(ctx).WithValues(logKey(c), key.Name, "snapshotName", request.Name)
+	log := klog.FromContext(ctx).WithValues(c.logKey, key.Name, "snapshotName", request.Name)
 	failed := func(err error) error {
 		log.Error(err, "Content was deleted before its snapshot. The deletion is retried while this process leads")
 		l.event(c, warning, c.deleted, fmt.Sprintf("Failed to delete %s: the content was deleted before it: %v. "+
