@@ -22,7 +22,8 @@ type Locks[K comparable] struct {
 // lockState describes a key that is locked by any number of sharers or by one exclusive holder.
 type lockState struct {
 	shared    int
-	exclusive chan struct{} // closed on release; nil without an exclusive holder
+	exclusive bool
+	released  chan struct{} // closed with the last release
 }
 
 // Share waits for the exclusive holder of key, if any, and takes a shared lock. If ctx ends during
@@ -34,15 +35,14 @@ func (l *Locks[K]) Share(ctx context.Context, key K) (release func(), err error)
 	for {
 		l.mu.Lock()
 		s := l.state(key)
-		if s.exclusive == nil {
+		if !s.exclusive {
 			s.shared++
 			l.mu.Unlock()
 			return func() { l.release(key, func(s *lockState) { s.shared-- }) }, nil
 		}
-		wait := s.exclusive
 		l.mu.Unlock()
 		select {
-		case <-wait:
+		case <-s.released:
 		case <-ctx.Done():
 			return nil, fmt.Errorf("waiting for the lock of %v: %w", key, context.Cause(ctx))
 		}
@@ -56,12 +56,33 @@ func (l *Locks[K]) TryExclusive(key K) (release func(), ok bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.state(key)
-	if s.shared > 0 || s.exclusive != nil {
+	return l.exclusive(key, l.state(key))
+}
+
+// Exclusive waits for the other holders of key, and takes an exclusive lock.
+func (l *Locks[K]) Exclusive(key K) (release func()) {
+	if l == nil {
+		return func() {}
+	}
+	for {
+		l.mu.Lock()
+		s := l.state(key)
+		release, ok := l.exclusive(key, s)
+		l.mu.Unlock()
+		if ok {
+			return release
+		}
+		<-s.released
+	}
+}
+
+// exclusive locks key, whose state is s, unless it is locked.
+func (l *Locks[K]) exclusive(key K, s *lockState) (release func(), ok bool) {
+	if s.shared > 0 || s.exclusive {
 		return nil, false
 	}
-	s.exclusive = make(chan struct{})
-	return func() { l.release(key, func(s *lockState) { close(s.exclusive); s.exclusive = nil }) }, true
+	s.exclusive = true
+	return func() { l.release(key, func(s *lockState) { s.exclusive = false }) }, true
 }
 
 func (l *Locks[K]) state(key K) *lockState {
@@ -70,7 +91,7 @@ func (l *Locks[K]) state(key K) *lockState {
 		if l.held == nil {
 			l.held = map[K]*lockState{}
 		}
-		s = &lockState{}
+		s = &lockState{released: make(chan struct{})}
 		l.held[key] = s
 	}
 	return s
@@ -81,7 +102,8 @@ func (l *Locks[K]) release(key K, change func(*lockState)) {
 	defer l.mu.Unlock()
 	s := l.held[key]
 	change(s)
-	if s.shared == 0 && s.exclusive == nil {
+	if s.shared == 0 && !s.exclusive {
 		delete(l.held, key)
+		close(s.released)
 	}
 }

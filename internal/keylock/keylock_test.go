@@ -70,6 +70,39 @@ func TestShareWaitsForTheExclusiveHolder(t *testing.T) {
 	})
 }
 
+// TestExclusiveWaitsForEveryHolder: a goroutine that waits is blocked durably.
+func TestExclusiveWaitsForEveryHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l Locks[string]
+		first, second := share(t, &l), share(t, &l)
+		holders := 0
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				release := l.Exclusive("v")
+				defer release()
+				if holders++; holders != 1 {
+					t.Errorf("%d exclusive holders", holders)
+				}
+				time.Sleep(time.Second) // of the clock of synctest
+				holders--
+			})
+		}
+		l.Exclusive("w")()
+		first()
+		synctest.Wait()
+		if holders != 0 {
+			t.Error("exclusive during a use")
+		}
+		begin := time.Now()
+		second()
+		wg.Wait()
+		if took := time.Since(begin); took != 2*time.Second || len(l.held) != 0 {
+			t.Errorf("two uses of a second took %v, locks left: %v", took, l.held)
+		}
+	})
+}
+
 // TestShareEndsWithItsContext: the end of ctx ends the wait, and no lock is left.
 func TestShareEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -97,6 +130,7 @@ func TestShareEndsWithItsContext(t *testing.T) {
 func TestNilLocks(t *testing.T) {
 	var l *Locks[string]
 	share(t, l)()
+	l.Exclusive("v")()
 	if release, ok := l.TryExclusive("v"); !ok {
 		t.Error("locked")
 	} else {
