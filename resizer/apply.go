@@ -12,26 +12,31 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 )
 
-// attempt is one sync of an operation. Its methods are called with the lock of the memory.
+// attempt is one sync of an operation. Its methods are called with the lock of the claim.
 type attempt struct {
 	t         *term
 	key       key
-	m         *claimMemory
+	unlock    func()
 	reads     reads
 	conflicts int
 }
 
-// memory returns the memory of the operation.
-func (a *attempt) memory() *operationMemory { return &a.m.ops[a.key.Operation] }
+// lock locks the claim.
+func (a *attempt) lock() { a.unlock = a.t.memories.locks.Exclusive(a.key.UID) }
+
+// remember changes the memory of the operation. event is zero if nothing happened to the call.
+func (a *attempt) remember(event intent.Event, set func(*operationMemory)) {
+	_, _, _ = a.t.memories.Apply(a.key, change{Event: event, Set: set})
+}
 
 // apply executes step. It returns done if the operation waits for an event, or until a time. After an
 // error the operation is retried with back-off.
 func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool, until time.Time, err error) {
-	m := a.memory()
 	switch step.action {
 	case doFail:
 		return false, until, a.failed(ctx, s, step, final, step.err)
@@ -50,8 +55,8 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool
 		if a.t.usageOf(a.key, s.volume.Name) != usageInUse {
 			return false, until, nil
 		}
-		if !m.waiting {
-			m.waiting = true
+		if !s.call.Payload.waiting {
+			a.remember(0, func(m *operationMemory) { m.waiting = true })
 			a.t.event(s.claim, inUseEvent(s.claim, a.t.c.driver.name))
 		}
 		return true, step.until, nil
@@ -68,11 +73,12 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool
 	case doSaveClaim, doCancel:
 		return false, until, a.saveClaim(ctx, s, step)
 	case doSaveError, doDiscard:
-		return a.saveError(ctx, s, step)
+		return false, until, a.saveError(ctx, s, step)
 	case doPend:
 		return a.pend(ctx, s, step)
 	case doAbandon:
-		m.settled = step.target.class
+		a.begin(intent.Resume, step.target)
+		a.remember(intent.Settle, nil)
 		a.t.event(s.claim, step.events...)
 	default:
 		err = fmt.Errorf("action %v has no implementation", step.action)
@@ -89,7 +95,7 @@ func (a *attempt) scheduleRetry(s claimState) {
 	} else if size, ok := allocatedSize(s.claim); ok {
 		slow.target = bytesOf(size)
 	}
-	a.memory().slow = slow
+	a.remember(0, func(m *operationMemory) { m.slow = slow })
 }
 
 // readClaim reads claim from the API server: the cache may be stale, or have some of its fields only.
@@ -128,7 +134,7 @@ func (a *attempt) read(ctx context.Context, step step) (err error) {
 		a.reads.secretRead = true
 		return nil
 	}
-	name := step.target.class
+	name := step.target.key
 	class, err := a.t.c.deps.Client.StorageV1().VolumeAttributesClasses().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case kube.IsNotFound(err):
@@ -185,9 +191,9 @@ func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
 func (a *attempt) companion(ctx context.Context) (*attempt, *step) {
 	k := a.key
 	k.Operation = k.Operation.other()
-	other := &attempt{t: a.t, key: k, m: a.m, reads: reads{live: a.reads.live}}
+	other := &attempt{t: a.t, key: k, reads: reads{live: a.reads.live}}
 	for range maxSteps {
-		s := a.t.gather(k, a.m, other.reads)
+		s := a.t.gather(k, other.reads)
 		switch step := a.t.c.driver.decide(k.Operation, s); step.action {
 		case doIntend:
 			return other, &step
@@ -204,21 +210,22 @@ func (a *attempt) companion(ctx context.Context) (*attempt, *step) {
 
 // intended remembers an intent that was written.
 func (a *attempt) intended(s claimState, step step) {
-	m := a.memory()
-	m.missingClass = ""
-	if a.key.Operation == modify {
-		m.settled = step.target.key
+	if a.key.Operation == modify || a.t.c.driver.expansion == expandsController {
+		a.begin(intent.Plan, step.target)
 	}
-	if m.began.IsZero() {
-		m.began = s.now
-	}
-	if a.key.Operation == expand && a.reads.live != nil {
-		_, stored := allocatedSize(a.reads.live)
-		m.legacy = !stored
-	}
-	if step.resets {
-		m.nodeReset = nodeReset{bytesOf(requestedSize(s.claim)), s.now}
-	}
+	a.remember(0, func(m *operationMemory) {
+		m.missingClass = ""
+		if m.began.IsZero() {
+			m.began = s.now
+		}
+		if a.key.Operation == expand && a.reads.live != nil {
+			_, stored := allocatedSize(a.reads.live)
+			m.legacy = !stored
+		}
+		if step.resets {
+			m.nodeReset = nodeReset{bytesOf(requestedSize(s.claim)), s.now}
+		}
+	})
 	a.t.event(s.claim, step.events...)
 }
 
@@ -228,9 +235,11 @@ func (a *attempt) saveVolume(ctx context.Context, s claimState, step step) error
 	if err != nil || !written {
 		return err
 	}
-	if answer := a.memory().answer; answer != nil {
-		answer.volumeSaved = true
-		answer.nodeExpansion = answer.nodeExpansion || a.key.Operation == expand && awaitsNode(s.volume, answer.before)
+	if s.call.Payload.answer != nil {
+		saved := *s.call.Payload.answer
+		saved.volumeSaved = true
+		saved.nodeExpansion = saved.nodeExpansion || a.key.Operation == expand && awaitsNode(s.volume, saved.before)
+		a.remember(0, func(m *operationMemory) { m.answer = &saved })
 	}
 	if s.claim != nil {
 		a.t.event(s.claim, step.events...)
@@ -245,8 +254,7 @@ func (a *attempt) saveClaim(ctx context.Context, s claimState, step step) error 
 		return err
 	}
 	a.t.event(s.claim, step.events...)
-	m := a.memory()
-	answer := m.answer
+	answer, began := s.call.Payload.answer, s.call.Payload.began
 	if answer == nil {
 		return nil
 	}
@@ -257,33 +265,43 @@ func (a *attempt) saveClaim(ctx context.Context, s claimState, step step) error 
 	} else {
 		log.Info("Volume modified", "persistentVolume", s.claim.Spec.VolumeName, "volumeAttributesClass", answer.target)
 	}
-	began := answer.at
-	if !m.began.IsZero() {
-		began = m.began
+	if began.IsZero() {
+		began = answer.at
+	} else {
 		a.t.c.metrics.finished(a.key.Operation, answer.at.Sub(began))
 	}
 	tracing.EndOperation(ctx, began, "pvc", a.key.claim(), "persistentVolume", s.claim.Spec.VolumeName)
-	*m = operationMemory{nodeReset: m.nodeReset, legacy: m.legacy}
+	a.remember(intent.Settle, func(m *operationMemory) {
+		*m = operationMemory{stage: m.stage, nodeReset: m.nodeReset, legacy: m.legacy}
+	})
 	return nil
 }
 
 // saveError writes the error of a call to the claim, unless step discards it, and forgets the response.
-func (a *attempt) saveError(ctx context.Context, s claimState, step step) (done bool, until time.Time, err error) {
-	m := a.memory()
-	answer := m.answer
+func (a *attempt) saveError(ctx context.Context, s claimState, step step) error {
 	if step.action == doSaveError {
 		written, err := a.writeClaim(ctx, s, step, step.claim)
 		if err != nil || !written {
-			return false, until, err
+			return err
 		}
-		m.recorded = failureOf(*answer)
 	}
-	m.answer = nil
+	answer, event := *s.call.Payload.answer, intent.Event(0)
+	if answer.err == nil { // superseded
+		event = intent.Settle
+	}
+	a.remember(event, func(m *operationMemory) {
+		m.answer = nil
+		if step.action == doSaveError {
+			m.recorded = failureOf(answer)
+		}
+		if answer.kind == infeasible {
+			m.slow = slowRetry{answer.target, s.now.Add(a.t.c.driver.retryMax)}
+		}
+	})
 	if answer.kind == infeasible {
-		m.slow = slowRetry{answer.target, s.now.Add(a.t.c.driver.retryMax)}
-		return false, until, nil // the claim may request something else now
+		return nil // the claim may request something else now
 	}
-	return false, until, answer.err
+	return answer.err
 }
 
 // pend records that a modification waits for its class.
@@ -293,7 +311,7 @@ func (a *attempt) pend(ctx context.Context, s claimState, step step) (done bool,
 			return false, until, err
 		}
 	}
-	a.memory().missingClass = step.target.class
+	a.remember(0, func(m *operationMemory) { m.missingClass = step.target.key })
 	a.t.event(s.claim, step.events...)
 	a.t.watchClasses()
 	return true, s.now.Add(a.t.c.driver.retryMax), nil

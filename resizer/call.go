@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
@@ -35,8 +35,6 @@ func (a *attempt) expand(ctx context.Context, s claimState, step step) error {
 	}); ended != nil {
 		return ended
 	}
-	m := a.memory()
-	m.inUseError = status.Code(err) == codes.FailedPrecondition
 	result := answer{before: capacityOf(s.claim), nodeExpansion: response.GetNodeExpansionRequired()}
 	if err != nil {
 		result.kind, result.err = outcomeOf(expand, err), err
@@ -60,7 +58,7 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 	if err != nil {
 		return err
 	}
-	request := driver.modifyRequest(src, s.claim, s.classes[step.target.class], s.secrets)
+	request := driver.modifyRequest(src, s.claim, s.classes[step.target.key], s.secrets)
 	if ended := a.call(ctx, src, step.target, func(call context.Context) {
 		_, err = a.t.c.deps.CSI.ControllerModifyVolume(call, request)
 	}); ended != nil {
@@ -73,27 +71,39 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 	return a.answered(ctx, s, step, result)
 }
 
-// call calls f with the deadline of a CSI call and without the lock of the memory. The outcome is
-// unknown until f returns. If ctx ends before the volume can be used, call returns an error without
-// calling f.
-func (a *attempt) call(ctx context.Context, src source, t target, f func(context.Context)) (err error) {
-	m := a.memory()
-	m.settled, m.called, m.waiting = "", t.key, false
+// call calls f with the deadline of a CSI call and without the lock of the claim. If ctx ends before the volume can be used, or this
+// process must not call the driver, call returns an error without calling f.
+func (a *attempt) call(ctx context.Context, src source, t target, f func(context.Context)) error {
+	a.begin(intent.Resume, t)
 	// An attempt that follows reads the secret again.
 	a.reads.secretRead, a.reads.secrets, a.reads.classes = false, nil, nil
-	a.m.unlocked(func() {
-		var release func()
-		if release, err = a.t.c.deps.Locks.Share(ctx, src.spec.CSI.VolumeHandle); err != nil {
-			return
-		}
-		defer release()
-		call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, src.migrated), a.t.c.cfg.callTimeout(a.key.Operation))
-		defer cancel()
-		if err = election.MayCallNow(ctx, election.Moment{}); err == nil {
-			f(call)
-		}
-	})
-	return err
+	a.unlock()
+	defer a.lock()
+	release, err := a.t.c.deps.Locks.Share(ctx, src.spec.CSI.VolumeHandle)
+	if err != nil {
+		return err
+	}
+	defer release()
+	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, src.migrated), a.t.c.cfg.callTimeout(a.key.Operation))
+	defer cancel()
+	if err := a.t.memories.Send(ctx, a.key, t.key); err != nil {
+		return err
+	}
+	f(call)
+	return nil
+}
+
+// begin prepares the call for t. event is Plan if this process has recorded t, else Resume. It is Plan, too, if the last call was for t:
+// its result is final. A call that may have an effect stays, because it is repeated.
+func (a *attempt) begin(event intent.Event, t target) {
+	switch c := a.t.memories.Get(a.key); {
+	case c.State.MayHaveEffect():
+		return
+	case c.Args == t.key:
+		event = intent.Plan
+	}
+	a.remember(intent.Settle, nil)
+	_, _, _ = a.t.memories.Apply(a.key, change{Event: event, Args: t.key, Set: func(m *operationMemory) { m.target = t }})
 }
 
 // answered remembers a response for the API. An indeterminate response of an expansion changes nothing
@@ -101,15 +111,22 @@ func (a *attempt) call(ctx context.Context, src source, t target, f func(context
 func (a *attempt) answered(ctx context.Context, s claimState, step step, result answer) error {
 	result.target, result.at = step.target.key, time.Now()
 	result.volume = volumeRef{s.volume.Name, s.volume.UID}
-	m := a.memory()
 	if result.err != nil {
 		_ = a.failed(ctx, s, step, result.kind, result.err)
 	}
-	if result.kind != indeterminate {
-		m.settled = result.target
-	} else if a.key.Operation == expand || ctx.Err() != nil {
+	event := intent.Answer
+	switch {
+	case result.kind == indeterminate:
+		event = intent.Lose
+	case result.err != nil:
+		event = intent.Settle
+	}
+	a.remember(event, func(m *operationMemory) {
+		m.inUseError, m.waiting = status.Code(result.err) == codes.FailedPrecondition, false
+	})
+	if result.kind == indeterminate && (a.key.Operation == expand || ctx.Err() != nil) {
 		return result.err
 	}
-	m.answer = &result
+	a.remember(0, func(m *operationMemory) { m.answer = &result })
 	return nil
 }

@@ -172,7 +172,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		Name: c.driver.name + "-pvc", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.LongestTimeout() + workloop.APIGrace,
 	}, c.deps.Queues, t.sync)
-	t.queue.ShowStage(t.memories.stageOf)
+	t.queue.ShowStage(func(k key) string { return t.memories.Get(k).Payload.stage })
 	defer t.queue.Stop()
 	t.register()
 	defer t.registrations.Remove()
@@ -202,16 +202,17 @@ const (
 func (t *term) sync(ctx context.Context, k key) (next time.Time, err error) {
 	log := klog.FromContext(ctx).WithValues("pvc", klog.KRef(k.Namespace, k.Name), "operation", k.Operation.String())
 	ctx = tracing.WithOperation(klog.NewContext(ctx, log), "Resize", k.UID)
-	m, deleted := t.memories.acquire(k), false
-	defer func() { t.memories.release(k, m, deleted) }()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	a := &attempt{t: t, key: k, m: m}
+	a, deleted := &attempt{t: t, key: k}, false
+	a.lock()
+	defer func() {
+		t.memories.release(k, deleted)
+		a.unlock()
+	}()
 	for range maxSteps {
-		s := t.gather(k, m, a.reads)
+		s := t.gather(k, a.reads)
 		deleted = s.claim == nil
 		step := t.c.driver.decide(k.Operation, s)
-		m.stages[k.Operation].Store(&step.reason)
+		a.remember(0, func(m *operationMemory) { m.stage = step.reason })
 		log.V(2).Info("Decided", "action", step.action.String(), "reason", step.reason)
 		switch step.action {
 		case doNothing:

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
@@ -67,7 +68,7 @@ const (
 	doDiscard              // forget a response that does not have to be written
 	doRemoveRecord         // remove the size before the expansion from the PersistentVolume
 	doPend                 // record that a modification waits for its class
-	doAbandon              // give up an indeterminate modification whose class does not exist any more
+	doAbandon              // give up an indeterminate call: its class does not exist any more, or the API shows its result
 	doCancel               // remove the condition of a modification that is not requested any more
 )
 
@@ -107,11 +108,9 @@ type step struct {
 // decide returns the next step of an operation. It has no side effects and handles every state, also
 // states that no correct component produces.
 func (d driver) decide(o operation, s claimState) step {
-	switch {
-	case o == expand && s.memory.answer != nil:
-		return d.decideExpandAnswer(s, *s.memory.answer)
-	case o == modify && s.memory.answer != nil:
-		return d.decideModifyAnswer(s, *s.memory.answer)
+	switch answer := s.call.Payload.answer; {
+	case answer != nil:
+		return d.decideAnswer(o, s, *answer)
 	case s.claim == nil:
 		return step{reason: "Deleted"}
 	case !isBound(s.claim):
@@ -120,10 +119,59 @@ func (d driver) decide(o operation, s claimState) step {
 		return step{reason: "VolumeNotFound"} // its Add event enqueues the claim
 	case !d.owns(s.claim, s.volume):
 		return step{reason: "OtherVolume"}
+	case s.call.State.MayHaveEffect() && !s.stub && (o == expand && s.isExpanded() || o == modify && s.isModified()):
+		return step{action: doAbandon, reason: "WrittenByEarlierLeader", target: s.call.Payload.target}
 	case o == expand:
 		return d.decideExpand(s)
 	}
 	return d.decideModify(s)
+}
+
+// inOrder returns call, or the step that comes before it: secret is read, and record writes the target of the call to the claim, unless
+// it is there, because a crash after the call must not lose it. The cache may be stale.
+func (s claimState) inOrder(secret *corev1.SecretReference, recorded bool, record, call step) step {
+	facts := intent.Facts{Writable: true, Wanted: true, Ready: secret == nil || s.secretRead, Stale: !s.confirmed}
+	if recorded {
+		facts.Record = intent.Own
+	}
+	state := s.call.State
+	if !state.MayHaveEffect() { // planned again, perhaps with another target
+		state = intent.Planned
+	}
+	switch intent.Next(intent.Policy{Record: intent.BeforeCall}, state, facts) {
+	case intent.DoPrepare:
+		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, target: call.target}
+	case intent.DoRecord:
+		return record
+	case intent.DoCall:
+		return call
+	}
+	return step{action: doReadClaim, reason: "Unconfirmed"}
+}
+
+// decideAnswer returns the step that writes the response a: a result to the PersistentVolume first, then to the claim.
+func (d driver) decideAnswer(o operation, s claimState, a answer) step {
+	write, expected := d.expandAnswer(s, a)
+	if o == modify {
+		write, expected = s.modifyAnswer(a)
+	}
+	superseded := step{action: doDiscard, reason: "Superseded"}
+	switch {
+	case a.err == nil && !a.volumeSaved:
+		if s.volume == nil || s.volume.UID != a.volume.uid {
+			return superseded
+		}
+		return step{action: doSaveVolume, reason: write.reason, volume: write.volume}
+	case !expected:
+		return superseded
+	case a.err != nil && a.kind != infeasible && s.call.Payload.recorded.covers(failureOf(a)):
+		return step{action: doDiscard, reason: "SameError"}
+	case s.stub:
+		return step{action: doReadClaim, reason: "Stub"}
+	case a.err != nil:
+		return step{action: doSaveError, reason: a.kind.String(), claim: write.claim}
+	}
+	return step{action: doSaveClaim, reason: write.reason, claim: write.claim, events: write.events}
 }
 
 // owns reports whether pv is the volume of claim and belongs to the driver. The UID in the claimRef
@@ -162,7 +210,7 @@ func (d driver) mayNeed(o operation, claim *corev1.PersistentVolumeClaim, pv *co
 // decideSlowRetry returns the wait of an infeasible target, or false if there is none. recorded is the
 // target that the status of the claim calls infeasible, or "".
 func (d driver) decideSlowRetry(s claimState, target, recorded string) (step, bool) {
-	slow := s.memory.slow
+	slow := s.call.Payload.slow
 	switch {
 	case recorded == target && slow.target != target:
 		return step{action: doScheduleRetry, reason: stageInfeasible}, true
@@ -174,11 +222,6 @@ func (d driver) decideSlowRetry(s claimState, target, recorded string) (step, bo
 
 // sameErrorInterval limits how often the text of an error with an unchanged code is updated.
 const sameErrorInterval = time.Minute
-
-// isRecorded reports whether the error of a is in the conditions already, or too recent to be updated.
-func (m operationMemory) isRecorded(a answer) bool {
-	return m.recorded.covers(failureOf(a))
-}
 
 // covers reports whether next repeats f, or differs in its text only and follows too soon to be reported.
 func (f failure) covers(next failure) bool {

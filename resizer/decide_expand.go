@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -102,6 +103,9 @@ func (d driver) decideExpand(s claimState) step {
 	if reason != "" {
 		return step{reason: reason}
 	}
+	if s.call.State.MayHaveEffect() { // no other size is requested, whatever the claim records
+		size = s.call.Payload.target.size
+	}
 	if isTooLarge(size) {
 		err := fmt.Errorf("spec.resources.requests.storage of PVC \"%s/%s\" is %s, more than the %d bytes of the largest CSI request. "+
 			"Request less", s.claim.Namespace, s.claim.Name, &size, int64(math.MaxInt64))
@@ -144,9 +148,9 @@ func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason st
 		}
 		return requested, ""
 	case controllerInProgress, controllerInfeasible:
-		// While the outcome of the recorded size is unknown, no other size is requested. A volume that was
-		// expanded to it is not requested smaller, whatever later calls returned.
-		known := s.memory.settled == bytesOf(allocated) || status == controllerInfeasible && s.memory.called != bytesOf(allocated)
+		// An earlier process may have called the driver for the recorded size. A volume that was expanded to it is not requested
+		// smaller, whatever later calls returned.
+		known := status == controllerInfeasible || s.call.State == intent.Settled && s.call.Args == bytesOf(allocated)
 		if !known || volumeSuffices && volume.Cmp(allocated) >= 0 {
 			return allocated, ""
 		}
@@ -166,6 +170,13 @@ func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason st
 	return size, stageUnknown
 }
 
+// isExpanded reports whether the API shows the result of the last call, which an earlier leader has written late.
+func (s claimState) isExpanded() bool {
+	target, capacity, volume := s.call.Payload.target.size, capacityOf(s.claim), volumeSize(s.volume)
+	status := resizeStatus(s.claim)
+	return status != controllerInProgress && status != controllerInfeasible && (capacity.Cmp(target) >= 0 || volume.Cmp(target) >= 0)
+}
+
 // stepsBack reports whether a request of size follows only from a PersistentVolume without the size that an earlier leader has
 // written: the cache may be stale.
 func (d driver) stepsBack(claim *corev1.PersistentVolumeClaim, size resource.Quantity) bool {
@@ -183,7 +194,7 @@ func (d driver) stepsBack(claim *corev1.PersistentVolumeClaim, size resource.Qua
 
 // decideExpandWait returns the step that delays the expansion to t, or false.
 func (d driver) decideExpandWait(s claimState, t target) (step, bool) {
-	m := s.memory
+	m := s.call.Payload
 	if resizeStatus(s.claim) == nodeInfeasible && m.nodeReset.requested == bytesOf(requestedSize(s.claim)) {
 		if until := m.nodeReset.at.Add(d.retryMax); s.now.Before(until) {
 			return step{action: doWait, reason: stageInfeasible, until: until}, true
@@ -210,27 +221,21 @@ func (d driver) decideExpandCall(s claimState, t target) step {
 	if err == nil {
 		_, err = d.expandRequest(src, t.size, nil)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return step{action: doFail, reason: "CannotExpand", err: err, target: t}
-	case src.expandSecret != nil && !s.secretRead:
-		return step{action: doReadSecret, reason: "SecretNeeded", secret: src.expandSecret, target: t}
-	case !s.intends(t):
-		// Before the call: a crash after it must not lose the size that was requested.
-		return d.intendExpansion(s, t, controllerInProgress)
-	case !s.confirmed:
-		return step{action: doReadClaim, reason: "Unconfirmed"}
 	}
-	return step{action: doExpand, reason: "Requested", target: t}
+	return s.inOrder(src.expandSecret, s.intends(t), d.intendExpansion(s, t, controllerInProgress), step{
+		action: doExpand, reason: "Requested", target: t,
+	})
 }
 
 // intends reports whether the claim records that its volume is being expanded to t.
 func (s claimState) intends(t target) bool {
-	if s.memory.legacy {
+	if s.call.Payload.legacy {
 		return isTrue(s.claim, corev1.PersistentVolumeClaimResizing)
 	}
 	allocated, ok := allocatedSize(s.claim)
-	return ok && allocated.Cmp(t.size) == 0 && s.claim.Status.AllocatedResourceStatuses[corev1.ResourceStorage] == controllerInProgress
+	return ok && bytesOf(allocated) == t.key && resizeStatus(s.claim) == controllerInProgress
 }
 
 // intendExpansion returns the write that records the expansion to t with status.
@@ -251,7 +256,7 @@ func (d driver) decideExpandOnNode(s claimState, t target) step {
 	allocated, ok := allocatedSize(s.claim)
 	volume := volumeSize(s.volume)
 	recorded := ok && allocated.Cmp(t.size) == 0 && resizeStatus(s.claim) == nodePending ||
-		s.memory.legacy && isTrue(s.claim, corev1.PersistentVolumeClaimFileSystemResizePending)
+		s.call.Payload.legacy && isTrue(s.claim, corev1.PersistentVolumeClaimFileSystemResizePending)
 	save := step{action: doSaveVolume, reason: "NodeExpansion", target: t}
 	switch {
 	case !recorded && (volume.Cmp(t.size) <= 0 || resizeStatus(s.claim) != nodeInfeasible):
@@ -267,38 +272,17 @@ func (d driver) decideExpandOnNode(s claimState, t target) step {
 	return save
 }
 
-// decideExpandAnswer returns the step that writes the response a.
-func (d driver) decideExpandAnswer(s claimState, a answer) step {
-	discard := step{action: doDiscard, reason: "Superseded"}
-	if a.err == nil && !a.volumeSaved {
-		if s.volume == nil || s.volume.UID != a.volume.uid {
-			return discard
-		}
-		return step{action: doSaveVolume, reason: "Expanded", volume: d.expandedVolume(a)}
+// expandAnswer returns what the response a of an expansion changes, and whether the claim still expects it.
+func (d driver) expandAnswer(s claimState, a answer) (write step, expected bool) {
+	write = step{reason: "Expanded", volume: d.expandedVolume(a), events: []event{successEvent()}}
+	write.claim = func(c *corev1.PersistentVolumeClaim) { finishExpansion(c, a, s.now) }
+	if a.err != nil {
+		write.claim = func(c *corev1.PersistentVolumeClaim) { failExpansion(c, a, s.now) }
 	}
-	expected := s.claim != nil && resizeStatus(s.claim) == controllerInProgress
-	if expected {
-		allocated, ok := allocatedSize(s.claim)
-		expected = ok && bytesOf(allocated) == a.target
-	}
-	switch {
-	case !expected && (s.claim == nil || !s.memory.legacy):
-		return discard
-	case a.err != nil && s.memory.isRecorded(a) && a.kind != infeasible:
-		return step{action: doDiscard, reason: "SameError"}
-	case s.stub:
-		return step{action: doReadClaim, reason: "Stub"}
-	case a.err != nil:
-		return step{action: doSaveError, reason: a.kind.String(),
-			claim: func(c *corev1.PersistentVolumeClaim) { failExpansion(c, a, s.now) }}
-	}
-	save := step{action: doSaveClaim, reason: "Expanded"}
-	save.claim = func(c *corev1.PersistentVolumeClaim) { finishExpansion(c, a, s.now) }
-	save.events = []event{successEvent()}
 	if a.nodeExpansion {
-		save.events = []event{nodeRequiredEvent()}
+		write.events = []event{nodeRequiredEvent()}
 	}
-	return save
+	return write, s.claim != nil && (s.call.Payload.legacy || s.intends(target{key: a.target}))
 }
 
 // expandedVolume returns the change of a PersistentVolume after its expansion. Its size never decreases.
@@ -343,9 +327,8 @@ func expandedSize(reported int64, requested resource.Quantity) (resource.Quantit
 
 // target is what an operation requests.
 type target struct {
-	size  resource.Quantity // of expansions
-	class string            // of modifications
-	key   string            // size in bytes, or the class
+	key  string            // size in bytes, or the VolumeAttributesClass
+	size resource.Quantity // of expansions
 }
 
 // maxRestartDelay bounds the delay of the first few operations that were infeasible before a restart.

@@ -37,8 +37,11 @@ func modificationOf(claim *corev1.PersistentVolumeClaim) modification {
 // decideModify returns the next step of the modification of a claim of the driver.
 func (d driver) decideModify(s claimState) step {
 	current, requested := modificationOf(s.claim), requestedClass(s.claim)
-	inProgress := current.status == corev1.PersistentVolumeClaimModifyVolumeInProgress ||
-		current.target != "" && s.memory.called == current.target && s.memory.settled != current.target
+	recorded, unknown := current.target, s.call.State.MayHaveEffect()
+	if unknown {
+		recorded = s.call.Args
+	}
+	inProgress := unknown || current.status == corev1.PersistentVolumeClaimModifyVolumeInProgress
 	switch {
 	case !d.modifies || s.volume.Spec.CSI == nil:
 		return step{reason: "NotSupported"}
@@ -54,35 +57,35 @@ func (d driver) decideModify(s claimState) step {
 		return step{reason: "ClassesNotAvailable"} // it enqueues the claim when they are
 	}
 	// While the outcome of the recorded class is unknown, the volume gets no other class.
-	indeterminate := inProgress && s.memory.settled != current.target
+	indeterminate := inProgress && (unknown || s.call.Args != recorded)
 	if indeterminate || inProgress && requested == "" {
-		return d.decideRepeatedModify(s, current.target, requested)
+		return d.decideRepeatedModify(s, recorded, requested)
 	}
 	infeasible := ""
 	if current.status == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
 		infeasible = current.target
 	}
 	retry, slow := d.decideSlowRetry(s, requested, infeasible)
-	slow = slow && s.memory.missingClass != requested // else the class itself was rejected, and is watched
+	slow = slow && s.call.Payload.missingClass != requested // else the class itself was rejected, and is watched
 	if slow && retry.action == doWait {
 		return retry
 	}
 	switch err, known := d.checkClass(s, requested); {
 	case !known:
-		return step{action: doReadClass, reason: stageClassNeeded, target: target{class: requested}}
-	case err != nil && s.memory.missingClass == requested && (s.classes[requested] == nil || infeasible == requested):
+		return step{action: doReadClass, reason: stageClassNeeded, target: target{key: requested}}
+	case err != nil && s.call.Payload.missingClass == requested && (s.classes[requested] == nil || infeasible == requested):
 		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.retryMax)}
 	case err != nil:
 		record := pendModification
 		if s.classes[requested] != nil {
 			record = func(c *corev1.PersistentVolumeClaim) { rejectModification(c, requested, err, s.now) }
 		}
-		return step{action: doPend, reason: stageClassMissing, target: target{class: requested}, claim: record,
+		return step{action: doPend, reason: stageClassMissing, target: target{key: requested}, claim: record,
 			events: []event{modifyFailedEvent(err.Error())}}
 	case slow: // an earlier process had the error
 		return retry
 	}
-	return d.decideModifyCall(s, target{class: requested, key: requested})
+	return d.decideModifyCall(s, target{key: requested})
 }
 
 // decideRepeatedModify returns the next step of a modification that must be repeated with equal
@@ -91,25 +94,30 @@ func (d driver) decideRepeatedModify(s claimState, recorded, requested string) s
 	err, known := d.checkClass(s, recorded)
 	switch {
 	case !known:
-		return step{action: doReadClass, reason: stageClassNeeded, target: target{class: recorded}}
+		return step{action: doReadClass, reason: stageClassNeeded, target: target{key: recorded}}
 	case err == nil:
-		return d.decideModifyCall(s, target{class: recorded, key: recorded})
+		return d.decideModifyCall(s, target{key: recorded})
 	}
 	if requested != "" && requested != recorded {
 		replacement, known := d.checkClass(s, requested)
 		switch {
 		case !known:
-			return step{action: doReadClass, reason: stageClassNeeded, target: target{class: requested}}
+			return step{action: doReadClass, reason: stageClassNeeded, target: target{key: requested}}
 		case replacement == nil:
-			return step{action: doAbandon, reason: "ClassDeleted", target: target{class: recorded},
+			return step{action: doAbandon, reason: "ClassDeleted", target: target{key: recorded},
 				events: []event{modifyFailedEvent(err.Error())}}
 		}
 	}
-	if s.memory.missingClass == recorded {
+	if s.call.Payload.missingClass == recorded {
 		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.retryMax)}
 	}
-	return step{action: doPend, reason: stageClassMissing, target: target{class: recorded},
+	return step{action: doPend, reason: stageClassMissing, target: target{key: recorded},
 		events: []event{modifyFailedEvent(err.Error())}}
+}
+
+// isModified reports whether the API shows the result of the last call, which an earlier leader has written late.
+func (s claimState) isModified() bool {
+	return s.claim.Status.ModifyVolumeStatus == nil && currentClass(s.claim) == s.call.Args
 }
 
 // checkClass returns why the volume cannot be modified to a class, or nil. It returns false if the class
@@ -129,49 +137,32 @@ func (d driver) checkClass(s claimState, name string) (err error, known bool) {
 	return nil, true
 }
 
+// intendsClass reports whether the claim records that its volume is being modified to class.
+func (s claimState) intendsClass(class string) bool {
+	return modificationOf(s.claim) == modification{corev1.PersistentVolumeClaimModifyVolumeInProgress, class}
+}
+
 // decideModifyCall returns the next step of ControllerModifyVolume with a class that exists.
 func (d driver) decideModifyCall(s claimState, t target) step {
 	src, err := d.source(s.volume)
-	current := modificationOf(s.claim)
-	switch {
-	case err != nil:
+	if err != nil {
 		return step{action: doFail, reason: "CannotModify", err: err, target: t}
-	case src.modifySecret != nil && !s.secretRead:
-		return step{action: doReadSecret, reason: "SecretNeeded", secret: src.modifySecret, target: t}
-	case current != modification{corev1.PersistentVolumeClaimModifyVolumeInProgress, t.class}:
-		return step{action: doIntend, reason: "Requested", target: t,
-			claim:  func(c *corev1.PersistentVolumeClaim) { startModification(c, t.class, s.now) },
-			events: []event{modifyEvent(s.claim.Name, t.class)}}
-	case !s.confirmed:
-		return step{action: doReadClaim, reason: "Unconfirmed"}
 	}
-	return step{action: doModify, reason: "Requested", target: t}
+	intend := step{action: doIntend, reason: "Requested", target: t,
+		claim:  func(c *corev1.PersistentVolumeClaim) { startModification(c, t.key, s.now) },
+		events: []event{modifyEvent(s.claim.Name, t.key)}}
+	return s.inOrder(src.modifySecret, s.intendsClass(t.key), intend, step{action: doModify, reason: "Requested", target: t})
 }
 
-// decideModifyAnswer returns the step that writes the response a.
-func (d driver) decideModifyAnswer(s claimState, a answer) step {
-	if a.err == nil && !a.volumeSaved {
-		if s.volume == nil || s.volume.UID != a.volume.uid {
-			return step{action: doDiscard, reason: "Superseded"}
-		}
-		return step{action: doSaveVolume, reason: "Modified", volume: func(pv *corev1.PersistentVolume) {
-			pv.Spec.VolumeAttributesClassName = &a.target
-		}}
+// modifyAnswer returns what the response a of a modification changes, and whether the claim still expects it.
+func (s claimState) modifyAnswer(a answer) (write step, expected bool) {
+	write = step{reason: "Modified", events: []event{modifySuccessEvent(s.key.Name, a.target)}}
+	write.volume = func(pv *corev1.PersistentVolume) { pv.Spec.VolumeAttributesClassName = &a.target }
+	write.claim = func(c *corev1.PersistentVolumeClaim) { finishModification(c, a.target) }
+	if a.err != nil {
+		write.claim = func(c *corev1.PersistentVolumeClaim) { failModification(c, a, s.now) }
 	}
-	switch {
-	case s.claim == nil || modificationOf(s.claim) != modification{corev1.PersistentVolumeClaimModifyVolumeInProgress, a.target}:
-		return step{action: doDiscard, reason: "Superseded"}
-	case a.err != nil && a.kind != infeasible && s.memory.isRecorded(a):
-		return step{action: doDiscard, reason: "SameError"}
-	case s.stub:
-		return step{action: doReadClaim, reason: "Stub"}
-	case a.err != nil:
-		return step{action: doSaveError, reason: a.kind.String(),
-			claim: func(c *corev1.PersistentVolumeClaim) { failModification(c, a, s.now) }}
-	}
-	return step{action: doSaveClaim, reason: "Modified",
-		claim:  func(c *corev1.PersistentVolumeClaim) { finishModification(c, a.target) },
-		events: []event{modifySuccessEvent(s.claim.Name, a.target)}}
+	return write, s.claim != nil && s.intendsClass(a.target)
 }
 
 // classes holds VolumeAttributesClasses by name; nil means that there is none.

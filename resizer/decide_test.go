@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
 var now = time.Unix(1_700_000_000, 0)
@@ -63,13 +64,20 @@ func sizes(r, c, a string, s corev1.ClaimResourceStatus, p string) func(*claimSt
 	}
 }
 
-func settled(target string) func(*claimState) {
-	return func(s *claimState) { s.memory.settled = bytesOf(resource.MustParse(target)) }
+// size returns the target of an expansion.
+func size(s string) target {
+	q := resource.MustParse(s)
+	return target{size: q, key: bytesOf(q)}
 }
 
-func called(target string) func(*claimState) {
-	return func(s *claimState) { s.memory.called = bytesOf(resource.MustParse(target)) }
+// in sets the call of the operation.
+func in(state intent.State, t target) func(*claimState) {
+	return func(s *claimState) { s.call.State, s.call.Args, s.call.Payload.target = state, t.key, t }
 }
+
+func settled(s string) func(*claimState) { return in(intent.Settled, size(s)) }
+
+func unknown(s string) func(*claimState) { return in(intent.Unknown, size(s)) }
 
 func expanding() driver {
 	return driver{name: testDriver, expansion: expandsController, annotates: true, retryMax: time.Minute}
@@ -104,10 +112,8 @@ func TestExpansionTarget(t *testing.T) {
 			want: "11Gi"},
 		"infeasible": {state: []func(*claimState){sizes("4Gi", "1Gi", "11Gi", controllerInfeasible, "1Gi")},
 			want: "4Gi"},
-		"infeasible, written late by an earlier leader": {state: []func(*claimState){
-			sizes("4Gi", "1Gi", "11Gi", controllerInfeasible, "1Gi"), called("11Gi")}, want: "11Gi"},
 		"infeasible, final error": {state: []func(*claimState){
-			sizes("4Gi", "1Gi", "11Gi", controllerInfeasible, "1Gi"), called("11Gi"), settled("11Gi")}, want: "4Gi"},
+			sizes("4Gi", "1Gi", "11Gi", controllerInfeasible, "1Gi"), settled("11Gi")}, want: "4Gi"},
 		"in progress, volume written, final error": {
 			state: []func(*claimState){sizes("4Gi", "1Gi", "11Gi", controllerInProgress, "11Gi"), settled("11Gi")}, want: "11Gi"},
 		"in progress, volume written, final error, raised": {
@@ -183,7 +189,7 @@ func TestResizerScenarioUnusualStates(t *testing.T) {
 
 func TestDecideExpand(t *testing.T) {
 	inUse := func(u usage, afterError bool) func(*claimState) {
-		return func(s *claimState) { s.usage, s.memory.inUseError = u, afterError }
+		return func(s *claimState) { s.usage, s.call.Payload.inUseError = u, afterError }
 	}
 	withSecret := func(s *claimState) {
 		s.volume.Spec.CSI.ControllerExpandSecretRef = &corev1.SecretReference{Namespace: "ns", Name: "s"}
@@ -191,17 +197,20 @@ func TestDecideExpand(t *testing.T) {
 	intended := sizes("2Gi", "1Gi", "2Gi", controllerInProgress, "1Gi")
 	infeasible2Gi := sizes("2Gi", "1Gi", "2Gi", controllerInfeasible, "1Gi")
 	slow := func(until time.Duration) func(*claimState) {
-		return func(s *claimState) { s.memory.slow = slowRetry{bytesOf(resource.MustParse("2Gi")), now.Add(until)} }
+		return func(s *claimState) {
+			s.call.Payload.slow = slowRetry{bytesOf(resource.MustParse("2Gi")), now.Add(until)}
+		}
 	}
 	reset := func(before time.Duration) func(*claimState) {
 		return func(s *claimState) {
-			s.memory.nodeReset = nodeReset{bytesOf(requestedSize(s.claim)), now.Add(-before)}
+			s.call.Payload.nodeReset = nodeReset{bytesOf(requestedSize(s.claim)), now.Add(-before)}
 		}
 	}
 	for name, tt := range map[string]struct {
 		driver func(*driver)
 		state  []func(*claimState)
 		want   action
+		size   string // of the target
 		err    string
 	}{
 		"deleted": {state: []func(*claimState){func(s *claimState) { s.claim = nil }}, want: doNothing},
@@ -229,6 +238,18 @@ func TestDecideExpand(t *testing.T) {
 			sizes("2Gi", "1Gi", "9Gi", controllerInfeasible, "1Gi"), volumeUnread}, want: doReadVolume},
 		"on the node, volume of the cache": {state: []func(*claimState){
 			sizes("5Gi", "1Gi", "5Gi", nodeInProgress, "1Gi"), volumeUnread}, want: doReadVolume},
+		"indeterminate, raised": {state: []func(*claimState){sizes("9Gi", "1Gi", "2Gi", controllerInProgress, "1Gi"), unknown("2Gi")},
+			want: doExpand, size: "2Gi"},
+		"indeterminate, an earlier leader's record is written late": {state: []func(*claimState){
+			sizes("9Gi", "1Gi", "5Gi", controllerInProgress, "1Gi"), unknown("2Gi")}, want: doIntend, size: "2Gi"},
+		"indeterminate, an earlier leader's error is written late": {state: []func(*claimState){
+			sizes("9Gi", "1Gi", "2Gi", controllerInfeasible, "1Gi"), slow(0), unknown("2Gi")}, want: doIntend, size: "2Gi"},
+		"indeterminate, an earlier leader's result is written late": {state: []func(*claimState){
+			sizes("9Gi", "1Gi", "2Gi", nodePending, "2Gi"), unknown("2Gi")}, want: doAbandon, size: "2Gi"},
+		"indeterminate, record removed": {state: []func(*claimState){sizes("9Gi", "1Gi", "", "", "1Gi"), unknown("2Gi")},
+			want: doIntend, size: "2Gi"},
+		"indeterminate, status of another": {state: []func(*claimState){sizes("9Gi", "1Gi", "2Gi", "Foo", "1Gi"), unknown("2Gi")},
+			want: doNothing},
 		"in use, unknown": {driver: func(d *driver) { d.inUse = inUseAlways }, state: []func(*claimState){inUse(usageUnknown, false)},
 			want: doWatchUsers},
 		"in use": {driver: func(d *driver) { d.inUse = inUseAlways }, state: []func(*claimState){inUse(usageInUse, false)},
@@ -271,8 +292,9 @@ func TestDecideExpand(t *testing.T) {
 			tt.driver(&d)
 		}
 		got := d.decide(expand, testState(tt.state...))
-		if got.action != tt.want || tt.err != "" && (got.err == nil || !strings.Contains(got.err.Error(), tt.err)) {
-			t.Errorf("%s: got %v (%s, %v), want %v", name, got.action, got.reason, got.err, tt.want)
+		if got.action != tt.want || tt.err != "" && (got.err == nil || !strings.Contains(got.err.Error(), tt.err)) ||
+			tt.size != "" && got.target != size(tt.size) {
+			t.Errorf("%s: got %v %v (%s, %v), want %v %s", name, got.action, got.target, got.reason, got.err, tt.want, tt.size)
 		}
 	}
 }
@@ -320,7 +342,7 @@ func expandAnswer(change func(*answer)) func(*claimState) {
 		if change != nil {
 			change(a)
 		}
-		s.memory.answer = a
+		s.call.Payload.answer = a
 	}
 }
 
@@ -332,7 +354,7 @@ func TestDecideExpandAnswer(t *testing.T) {
 	}
 	before := func(text string, ago time.Duration) func(*claimState) {
 		return func(s *claimState) {
-			s.memory.recorded = failureOf(answer{target: bytesOf(resource.MustParse("2Gi")), err: status.Error(codes.Internal, text),
+			s.call.Payload.recorded = failureOf(answer{target: bytesOf(resource.MustParse("2Gi")), err: status.Error(codes.Internal, text),
 				at: now.Add(-ago)})
 		}
 	}
@@ -351,7 +373,7 @@ func TestDecideExpandAnswer(t *testing.T) {
 		"volume saved, claim deleted": {[]func(*claimState){expandAnswer(saved), func(s *claimState) { s.claim = nil }}, doDiscard},
 		"volume saved, claim changed": {[]func(*claimState){sizes("2Gi", "1Gi", "3Gi", controllerInProgress, "2Gi"), expandAnswer(saved)},
 			doDiscard},
-		"volume saved, old API server": {[]func(*claimState){expandAnswer(saved), func(s *claimState) { s.memory.legacy = true }},
+		"volume saved, old API server": {[]func(*claimState){expandAnswer(saved), func(s *claimState) { s.call.Payload.legacy = true }},
 			doSaveClaim},
 		"failed":                   {[]func(*claimState){intended, expandAnswer(failed(final))}, doSaveError},
 		"failed equally":           {[]func(*claimState){intended, expandAnswer(failed(final)), before("x", time.Hour)}, doDiscard},
@@ -388,20 +410,21 @@ func TestDecideModify(t *testing.T) {
 		}
 	}
 	all := read("gold", "bronze")
-	known := func(target string) func(*claimState) { return func(s *claimState) { s.memory.settled = target } }
+	class := func(name string) target { return target{key: name} }
+	known := func(name string) func(*claimState) { return in(intent.Planned, class(name)) }
 	slow := func(until time.Duration) func(*claimState) {
-		return func(s *claimState) { s.memory.slow = slowRetry{"gold", now.Add(until)} }
+		return func(s *claimState) { s.call.Payload.slow = slowRetry{"gold", now.Add(until)} }
 	}
 	modifying := func(s *claimState) {
 		startModification(s.claim, modificationOf(s.claim).target, now)
 		vac("", "", "Infeasible", "gold")(s)
 	}
-	missing := func(s *claimState) { s.memory.missingClass = requestedClass(s.claim) }
+	missing := func(s *claimState) { s.call.Payload.missingClass = requestedClass(s.claim) }
 	answered := func(change func(*answer)) func(*claimState) {
 		return func(s *claimState) {
-			s.memory.answer = &answer{target: "gold", at: now, volume: volumeRef{"pv1", "v"}}
+			s.call.Payload.answer = &answer{target: "gold", at: now, volume: volumeRef{"pv1", "v"}}
 			if change != nil {
-				change(s.memory.answer)
+				change(s.call.Payload.answer)
 			}
 		}
 	}
@@ -418,7 +441,13 @@ func TestDecideModify(t *testing.T) {
 		"3: indeterminate, unconfirmed": {[]func(*claimState){vac("bronze", "", "InProgress", "gold"), all, unconfirmed},
 			doReadClaim, ""},
 		"3: indeterminate, an earlier leader's error is written late": {[]func(*claimState){vac("bronze", "", "Infeasible", "gold"), all,
-			func(s *claimState) { s.memory.called = "gold" }}, doIntend, "gold"},
+			in(intent.Unknown, class("gold"))}, doIntend, "gold"},
+		"3: indeterminate, an earlier leader's record is written late": {[]func(*claimState){
+			vac("bronze", "", "InProgress", "bronze"), all, in(intent.Unknown, class("gold"))}, doIntend, "gold"},
+		"3: indeterminate, an earlier leader's result is written late": {[]func(*claimState){vac("bronze", "gold"), all,
+			in(intent.Unknown, class("gold"))}, doAbandon, "gold"},
+		"3: indeterminate, record removed": {[]func(*claimState){vac("bronze", ""), all, in(intent.Unknown, class("gold"))}, doIntend,
+			"gold"},
 		"3: indeterminate, canceled": {[]func(*claimState){vac("", "", "InProgress", "gold"), all}, doModify, "gold"},
 		"3: final, canceled": {[]func(*claimState){vac("", "", "InProgress", "gold"), all, known("gold")}, doModify,
 			"gold"},
@@ -458,8 +487,8 @@ func TestDecideModify(t *testing.T) {
 	} {
 		d := driver{name: testDriver, modifies: true, retryMax: time.Minute}
 		got := d.decide(modify, testState(tt.state...))
-		if got.action != tt.want || tt.target != "" && got.target.class != tt.target {
-			t.Errorf("%s: got %v %q (%s), want %v", name, got.action, got.target.class, got.reason, tt.want)
+		if got.action != tt.want || tt.target != "" && got.target.key != tt.target {
+			t.Errorf("%s: got %v %q (%s), want %v", name, got.action, got.target.key, got.reason, tt.want)
 		}
 	}
 }

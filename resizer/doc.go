@@ -41,6 +41,6 @@
 // # Loop
 //
 // One queue has a key for each operation on a claim, so that both operations of a claim run in
-// parallel, with separate back-off. They share a [claimMemory], whose lock is held during
-// decisions and writes, and not during calls. If both begin, one patch writes both intents.
+// parallel, with separate back-off. They share a lock, which is held during decisions and
+// writes, and not during calls. If both begin, one patch writes both intents.
 package resizer

@@ -80,7 +80,7 @@ func (d driver) failedEvent(o operation, t target, name string, kind outcome, er
 	case o == expand:
 		return resizeFailedEvent(fmt.Sprintf("resize volume %q by resizer %q failed: %v", name, d.name, err))
 	case kind == indeterminate:
-		return modifyFailedEvent(fmt.Sprintf("%v. Still modifying to VAC %s", err, t.class))
+		return modifyFailedEvent(fmt.Sprintf("%v. Still modifying to VAC %s", err, t.key))
 	}
 	return modifyFailedEvent(err.Error())
 }
@@ -93,7 +93,7 @@ func refusedEvent(o operation, s claimState, step step, err error) event {
 		return modifyFailedEvent(err.Error())
 	case step.volume != nil:
 		message = fmt.Sprintf("error updating pv %q by resizer: %v", s.volume.Name, err)
-	case step.action == doSaveClaim && s.memory.answer != nil && s.memory.answer.nodeExpansion:
+	case step.action == doSaveClaim && s.call.Payload.answer != nil && s.call.Payload.answer.nodeExpansion:
 		message = fmt.Sprintf("mark PVC %s as node expansion required failed: %v", claim, err)
 	case step.action == doSaveClaim:
 		message = fmt.Sprintf("mark PVC %s as resize finished failed: %v", claim, err)

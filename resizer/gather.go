@@ -52,7 +52,7 @@ type claimState struct {
 	usage     usage
 	// classesServed: VolumeAttributesClasses can be read.
 	classesServed bool
-	memory        operationMemory
+	call          call
 	now           time.Time
 	reads
 }
@@ -67,8 +67,8 @@ type reads struct {
 }
 
 // gather reads the caches, including own writes that the watch has not delivered yet.
-func (t *term) gather(k key, m *claimMemory, r reads) claimState {
-	s := claimState{key: k, memory: m.ops[k.Operation], now: time.Now(), reads: r}
+func (t *term) gather(k key, r reads) claimState {
+	s := claimState{key: k, call: t.memories.Get(k), now: time.Now(), reads: r}
 	volume := ""
 	if claim, fresh, ok := t.claims.Fresh(k.claim()); ok && claim.UID == k.UID {
 		s.claim, s.confirmed, volume = claim, fresh, claim.Spec.VolumeName
@@ -77,8 +77,8 @@ func (t *term) gather(k key, m *claimMemory, r reads) claimState {
 			s.claim, s.stub = r.live, false
 		}
 	}
-	if s.memory.answer != nil {
-		volume = s.memory.answer.volume.name
+	if answer := s.call.Payload.answer; answer != nil {
+		volume = answer.volume.name
 	}
 	if volume != "" {
 		s.volume, _ = t.volumes.Get(volume)

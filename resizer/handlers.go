@@ -118,7 +118,7 @@ func (t *term) claimDeleted(claim *corev1.PersistentVolumeClaim) {
 	t.ahead.Delete(claim.UID)
 	for o := range operations {
 		k := keyOf(claim, o)
-		if t.memories.stageOf(k) != "" { // the sync forgets it, after its last write
+		if t.memories.Get(k) != (call{}) { // the sync forgets it, after its last write
 			t.queue.Add(k)
 		} else {
 			t.queue.Forget(k)

@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -50,7 +49,7 @@ func TestRecreatedObjects(t *testing.T) {
 				workloop.NewMetrics(prometheus.NewRegistry()), func(context.Context, key) (time.Time, error) { return time.Time{}, nil })}
 			defer term.queue.Stop()
 			k := key{"ns", "c1", "u", modify}
-			term.memories.acquire(k).stages[k.Operation].Store(ptr.To(tt.stage))
+			_, _, _ = term.memories.Apply(k, change{Set: func(m *operationMemory) { m.stage = tt.stage }})
 			tt.update(term)
 			if n := term.queue.Len(); n != tt.want {
 				t.Errorf("%d keys, want %d", n, tt.want)
@@ -208,11 +207,10 @@ func resizerScenarioAhead(t *testing.T) {
 			}
 		}
 		kubetest.Eventually(t, "both operations wait", processing(false))
-		m := term.memories.acquire(k)
-		defer func() { term.memories.release(k, m, false) }()
-		m.mu.Lock() // so that both are in progress until the end
-		defer m.mu.Unlock()
-		f.Must((&attempt{t: term, key: k, m: m}).readClaim(t.Context(), before))
+		a := &attempt{t: term, key: k}
+		a.lock() // so that both are in progress until the end
+		defer func() { a.unlock() }()
+		f.Must(a.readClaim(t.Context(), before))
 		kubetest.Eventually(t, "both operations are enqueued", processing(true))
 	})
 }

@@ -11,8 +11,47 @@ import (
 
 	storagev1 "k8s.io/api/storage/v1"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/keylock"
 )
+
+// TestBegin: a call that may have an effect is repeated with equal arguments, whatever is recorded meanwhile.
+func TestBegin(t *testing.T) {
+	for name, tt := range map[string]struct {
+		before intent.State // of the call for 2Gi
+		event  intent.Event
+		target string
+		want   intent.State
+		sends  bool // the driver may be called for the target
+	}{
+		"recorded":                     {intent.Idle, intent.Plan, "2Gi", intent.Planned, true},
+		"of an earlier process":        {intent.Idle, intent.Resume, "2Gi", intent.Unknown, true},
+		"recorded again":               {intent.Unknown, intent.Plan, "2Gi", intent.Unknown, true},
+		"repeated":                     {intent.Sent, intent.Resume, "2Gi", intent.Sent, true},
+		"another size, planned":        {intent.Planned, intent.Plan, "3Gi", intent.Planned, true},
+		"another size, unknown":        {intent.Unknown, intent.Plan, "3Gi", intent.Unknown, false},
+		"another leader's, planned":    {intent.Planned, intent.Resume, "3Gi", intent.Unknown, true},
+		"repeated after a final error": {intent.Settled, intent.Resume, "2Gi", intent.Planned, true},
+		"another leader's, settled":    {intent.Settled, intent.Resume, "3Gi", intent.Unknown, true},
+	} {
+		a := &attempt{t: &term{memories: newMemories()}}
+		for _, e := range map[intent.State][]intent.Event{
+			intent.Planned: {intent.Plan}, intent.Sent: {intent.Plan, intent.Send}, intent.Unknown: {intent.Resume},
+			intent.Settled: {intent.Plan, intent.Settle},
+		}[tt.before] {
+			if _, _, err := a.t.memories.Apply(a.key, change{Event: e, Args: size("2Gi").key}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a.begin(tt.event, size(tt.target))
+		if got := a.t.memories.Get(a.key); got.State != tt.want {
+			t.Errorf("%s: %v, want %v", name, got.State, tt.want)
+		}
+		if err := a.t.memories.Send(t.Context(), a.key, size(tt.target).key); (err == nil) != tt.sends {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
 
 // TestCallOfALockedVolumeEndsWithTheTerm: at the end of the term a call does not wait for the node controller, and the end is
 // no response of the driver. There is no driver and no API server: every use of them panics.
@@ -28,15 +67,15 @@ func TestCallOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 		ended := errors.New("the term has ended")
 		ctx, end := context.WithCancelCause(t.Context())
 		end(ended)
-		m := &claimMemory{mu: make(lock, 1)}
-		m.mu.Lock()
+		term := &term{c: &Controller{deps: Deps{Locks: &locks}}, memories: newMemories()}
 		for _, o := range []operation{expand, modify} {
-			a := &attempt{t: &term{c: &Controller{deps: Deps{Locks: &locks}}}, key: key{Operation: o}, m: m}
+			a := &attempt{t: term, key: key{Operation: o}}
+			a.lock()
 			call := map[operation]func(context.Context, claimState, step) error{expand: a.expand, modify: a.modify}[o]
-			if err := call(ctx, s, step{}); !errors.Is(err, ended) || a.memory().answer != nil {
-				t.Errorf("%s returned %v, and the answer is %v", o, err, a.memory().answer)
+			if err := call(ctx, s, step{}); !errors.Is(err, ended) || term.memories.Get(a.key).Payload.answer != nil {
+				t.Errorf("%s returned %v, and the call is %+v", o, err, term.memories.Get(a.key))
 			}
+			a.unlock() // it is held again after each call
 		}
-		m.mu.Unlock() // it is held again after each call
 	})
 }

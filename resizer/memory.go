@@ -4,13 +4,15 @@
 package resizer
 
 import (
-	"reflect"
-	"sync"
-	"sync/atomic"
+	"context"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
+	"github.com/storage-controller/storage-controller/internal/keylock"
 )
 
 // operation is what a key of the queue stands for.
@@ -28,48 +30,20 @@ func (o operation) String() string { return [...]string{"expand", "modify"}[o] }
 // other returns the other operation.
 func (o operation) other() operation { return 1 - o }
 
-// lock is a mutex that is held during requests. Unlike a [sync.Mutex], a goroutine that waits for it is blocked
-// durably in the sense of testing/synctest.
-type lock chan struct{}
+type (
+	// call is the call of an operation on a claim. Its arguments are the key of its target.
+	call = intent.Entry[operationMemory]
+	// change is what a step changes of a call.
+	change = intent.Change[operationMemory]
+)
 
-func (l lock) Lock()   { l <- struct{}{} }
-func (l lock) Unlock() { <-l }
-
-// claimMemory holds what this process knows about the operations on one claim and the API does not
-// record. It ends with the term of the Lease.
-type claimMemory struct {
-	// mu is held during decisions and writes, and released during calls to the driver.
-	mu  lock
-	ops [operations]operationMemory
-	// stages are the reasons of the last decisions, for metrics, /statusz and events of other objects.
-	stages [operations]atomic.Pointer[string]
-
-	refs int // guarded by the lock of memories
-}
-
-// unlocked calls f without the lock.
-func (m *claimMemory) unlocked(f func()) {
-	m.mu.Unlock()
-	defer m.mu.Lock()
-	f()
-}
-
-// stage returns the reason of the last decision about o.
-func (m *claimMemory) stage(o operation) string {
-	if s := m.stages[o].Load(); s != nil {
-		return *s
-	}
-	return ""
-}
-
-// operationMemory is the part for one operation. Targets are sizes in bytes or names of
-// VolumeAttributesClasses.
+// operationMemory holds what this process knows about an operation on a claim and the API does not record. It ends with the term of
+// the Lease. Targets are sizes in bytes or names of VolumeAttributesClasses.
 type operationMemory struct {
-	// settled is a target whose outcome is known: its response was final, or, of modifications, the
-	// driver was not called for it yet. An expansion that was recorded is always called for.
-	settled string
-	// called is the target of the last call. A status that an earlier leader writes late does not settle it.
-	called string
+	// stage is the reason of the last decision, for metrics, /statusz and events of other objects.
+	stage string
+	// target is the target of the call.
+	target target
 	// answer is a response that is not written to the API yet.
 	answer *answer
 	// recorded is the error that was last written to the conditions.
@@ -90,9 +64,6 @@ type operationMemory struct {
 	// missingClass is the VolumeAttributesClass for which a modification waits.
 	missingClass string
 }
-
-// empty reports whether m has nothing to remember.
-func (m *operationMemory) empty() bool { return reflect.ValueOf(*m).IsZero() }
 
 // answer is a response of the driver.
 type answer struct {
@@ -134,80 +105,39 @@ type nodeReset struct {
 	at        time.Time
 }
 
-// memories holds the memories of a term by the UIDs of their claims.
+// memories holds the operations of a term.
 type memories struct {
-	mu     sync.Mutex
-	claims map[types.UID]*claimMemory
-	keys   map[types.UID]key
+	*intent.Ledger[key, operationMemory]
+	// locks are held by the UID of a claim during decisions about both of its operations and writes, and released during calls to
+	// the driver.
+	locks keylock.Locks[types.UID]
 }
 
 func newMemories() *memories {
-	return &memories{claims: map[types.UID]*claimMemory{}, keys: map[types.UID]key{}}
-}
-
-// acquire returns the memory of the claim of k. Call release after its use.
-func (s *memories) acquire(k key) *claimMemory {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m := s.claims[k.UID]
-	if m == nil {
-		m = &claimMemory{mu: make(lock, 1)}
-		s.claims[k.UID], s.keys[k.UID] = m, k
-	}
-	m.refs++
-	return m
-}
-
-// release drops the memory of the claim of k if it is not used, and empty or of a deleted claim without
-// a response that must be written.
-func (s *memories) release(k key, m *claimMemory, deleted bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m.refs--
-	if m.refs > 0 {
-		return
-	}
-	unwritten, empty := false, true
-	for i := range m.ops {
-		unwritten = unwritten || m.ops[i].answer != nil
-		empty = empty && m.ops[i].empty()
-	}
-	if empty || deleted && !unwritten {
-		delete(s.claims, k.UID)
-		delete(s.keys, k.UID)
-	}
-}
-
-// stageOf returns the reason of the last decision about k.
-func (s *memories) stageOf(k key) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if m := s.claims[k.UID]; m != nil {
-		return m.stage(k.Operation)
-	}
-	return ""
+	return &memories{Ledger: intent.NewLedger[key, operationMemory](func(ctx context.Context) error {
+		return election.MayCallNow(ctx, election.Moment{})
+	})}
 }
 
 // inStage returns the keys whose last decision had this reason.
-func (s *memories) inStage(stage string) []key {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var keys []key
-	for uid, m := range s.claims {
-		for o := range operations {
-			if m.stage(o) == stage {
-				k := s.keys[uid]
-				k.Operation = o
-				keys = append(keys, k)
-			}
+func (s *memories) inStage(stage string) (keys []key) {
+	for k, c := range s.All() {
+		if c.Payload.stage == stage {
+			keys = append(keys, k)
 		}
 	}
 	return keys
 }
 
-// size returns the number of claims with a memory.
-func (s *memories) size() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.claims)
+// release forgets the operation of k if it has nothing to remember, or if its claim is deleted and it has no result to write.
+// Call it with the lock of the claim.
+func (s *memories) release(k key, deleted bool) {
+	c := s.Get(k)
+	c.Payload.stage = ""
+	if deleted && c.State != intent.Answered {
+		_, _, _ = s.Apply(k, change{Event: intent.Settle})
+	}
+	if deleted || c.Payload == (operationMemory{}) {
+		s.Forget(k)
+	}
 }

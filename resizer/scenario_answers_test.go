@@ -434,15 +434,13 @@ func resizerScenarioInUse(t *testing.T) {
 		f.request("c1", "2Gi")
 		f.sent("c1", "VolumeResizeFailed")
 		k, term := keyOf(f.claim("c1"), expand), f.c.term.Load()
-		m := term.memories.acquire(k)
-		m.mu.Lock()
-		s := term.gather(k, m, reads{})
+		a := &attempt{t: term, key: k}
+		a.lock()
+		s := term.gather(k, reads{})
 		f.detach("c1")
 		f.unused("c1")
-		a := &attempt{t: term, key: k, m: m}
 		waits, _, err := a.apply(t.Context(), s, step{action: doWaitUnused, reason: stageInUse})
-		m.mu.Unlock()
-		term.memories.release(k, m, false)
+		a.unlock()
 		if s.usage != usageInUse || waits || err != nil {
 			t.Errorf("usage %v, waits %v, %v", s.usage, waits, err)
 		}

@@ -592,8 +592,8 @@ func resizerScenarioDeleted(t *testing.T) {
 		f.Must(err)
 		f.Plugin.Release()
 		kubetest.Eventually(t, "the resizer forgets the claim", func(context.Context) error {
-			if n := len(f.c.term.Load().memories.inStage("Deleted")); n > 0 || f.c.term.Load().memories.size() > 0 {
-				return errors.New("it remembers it")
+			for k := range f.c.term.Load().memories.All() {
+				return fmt.Errorf("it remembers %s", k)
 			}
 			return nil
 		})
