@@ -89,7 +89,7 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool
 // scheduleRetry chooses when an operation is retried that was infeasible for an earlier process.
 func (a *attempt) scheduleRetry(s claimState) {
 	turn := a.t.restarted.ReserveN(s.now, 1).DelayFrom(s.now)
-	slow := slowRetry{until: retryAfterRestart(s.now, turn, a.t.c.driver.retryMax, random())}
+	slow := slowRetry{until: retryAfterRestart(s.now, turn, a.t.c.driver.retryMax, a.t.c.random())}
 	if a.key.Operation == modify {
 		slow.target = modificationOf(s.claim).target
 	} else if size, ok := allocatedSize(s.claim); ok {

@@ -68,6 +68,7 @@ type Controller struct {
 
 	term      atomic.Pointer[term]  // nil without the Lease
 	noClasses atomic.Pointer[error] // why VolumeAttributesClasses cannot be listed
+	random    func() float64        // in [0,1)
 }
 
 // New validates cfg and requests the informers that the controller needs. It starts nothing; see
@@ -80,7 +81,9 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	if d.expansion == expandsNone && !d.modifies {
 		return nil, unsupported(deps.Driver)
 	}
-	c := &Controller{cfg: cfg, deps: deps, driver: d, claims: deps.Informers.Claims(), volumes: deps.Informers.Volumes()}
+	c := &Controller{
+		cfg: cfg, deps: deps, driver: d, claims: deps.Informers.Claims(), volumes: deps.Informers.Volumes(), random: rand.Float64,
+	}
 	c.metrics = newMetrics(deps.Registry, c.waiting)
 	return c, nil
 }
@@ -240,6 +243,3 @@ func (t *term) event(claim *corev1.PersistentVolumeClaim, events ...event) {
 		t.c.deps.Events.Event(claim, e.kind, e.reason, kube.Message(e.message))
 	}
 }
-
-// random returns a number in [0,1).
-func random() float64 { return rand.Float64() }

@@ -64,8 +64,9 @@ type fixture struct {
 	cfg    Config
 	c      *Controller // of the last start
 	events *eventLog
-	api    *requestLog // of the resizer
-	watch  *requestLog // of its informers
+	api    *requestLog    // of the resizer
+	watch  *requestLog    // of its informers
+	random func() float64 // nil: that of the resizer
 }
 
 // newFixture returns a fixture whose resizer does not run yet.
@@ -112,6 +113,9 @@ func (f *fixture) start() {
 			Ready:  p.CSI.WaitReady,
 			Events: f.events, Registry: p.Registry, Queues: p.Queues,
 		})
+		if f.random != nil {
+			f.c.random = f.random
+		}
 		return f.c, err
 	})
 	kubetest.Eventually(f.T, "the resizer works", func(context.Context) error {

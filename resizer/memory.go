@@ -4,7 +4,6 @@
 package resizer
 
 import (
-	"context"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -114,9 +113,7 @@ type memories struct {
 }
 
 func newMemories() *memories {
-	return &memories{Ledger: intent.NewLedger[key, operationMemory](func(ctx context.Context) error {
-		return election.MayCallNow(ctx, election.Moment{})
-	})}
+	return &memories{Ledger: intent.NewLedger[key, operationMemory](election.MayCall)}
 }
 
 // inStage returns the keys whose last decision had this reason.

@@ -51,9 +51,7 @@ func (c *Controller) runLoop(ctx context.Context, k *kind, w *watches, calls cal
 	l := &loop{
 		c: c, kind: k, watches: w, calls: calls, writer: writer{api.contents, nil}, status: writer{api.contents, []string{"status"}},
 		classes: api.classes, objects: kube.NewTermCache(w.contents),
-		ledger: intent.NewLedger[types.UID, memory](func(ctx context.Context) error {
-			return election.MayCallNow(ctx, election.Moment{})
-		}),
+		ledger: intent.NewLedger[types.UID, memory](election.MayCall),
 	}
 	l.queue = workloop.New(workloop.Config{
 		Name: k.queue, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
