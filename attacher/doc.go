@@ -27,6 +27,8 @@
 //	deletionTimestamp ─► unpublished, finalizer removed ─► deleted
 //	deleted by force during the publish ─► unpublished, retried until the term ends
 //
+// Both RPCs follow the rules of package intent: the record is the finalizer with the annotations.
+//
 // A driver without PUBLISH_UNPUBLISH_VOLUME is never called. Its VolumeAttachments are
 // marked attached, and finalizers from an earlier version of the driver are removed.
 package attacher

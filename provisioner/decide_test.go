@@ -117,7 +117,7 @@ const recordID = "process-1" // of testCall
 func ofAnother(c *call) { c.Args = "process-2" }
 
 // ofEarlier continues the request of an earlier process with an ID of its own.
-func ofEarlier(c *call) { c.Args, c.Resumed, c.Payload.resumed = "process-2", true, ptr.To(recordID) }
+func ofEarlier(c *call) { c.Args, c.Payload.resumed = "process-2", ptr.To(recordID) }
 
 // recorded protects a claim and records the request of testCall.
 func recorded(pvc *corev1.PersistentVolumeClaim) {

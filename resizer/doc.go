@@ -38,6 +38,8 @@
 // call. The PersistentVolume is written before that status is removed, so that the class is
 // protected without a gap.
 //
+// Both RPCs follow the rules of package intent: the record is the status that names the target.
+//
 // # Loop
 //
 // One queue has a key for each operation on a claim, so that both operations of a claim run in

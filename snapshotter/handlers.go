@@ -134,8 +134,9 @@ func (l *loop) forget(ctx context.Context, key contentKey) {
 	}
 	klog.FromContext(ctx).Info("Content was deleted before its snapshot. Delete the snapshot at the storage system if it is not needed",
 		"content", key.Name, "snapshotHandle", handle, "snapshotName", name)
-	l.c.deps.Events.Event(l.kind.reference(key), warning, l.kind.deleted, kube.Message(fmt.Sprintf("This content was deleted or given to "+
-		"another driver during %s: the %s %q (handle %q) may remain. Delete it at the storage system if it is not needed",
+	reason := l.kind.deleted
+	l.c.deps.Events.Event(l.kind.reference(key), warning, reason, kube.Message(fmt.Sprintf("This content was deleted or given to another "+
+		"driver during %s: the %s %q (handle %q) may remain. Delete it at the storage system if it is not needed",
 		l.kind.create, l.kind.noun, name, handle)))
 }
 

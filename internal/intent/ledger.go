@@ -15,8 +15,6 @@ type Entry[P any] struct {
 	State State
 	// Args identifies the arguments. [Plan], [Replan] and [Resume] set it.
 	Args string
-	// Resumed: an earlier process has recorded the request.
-	Resumed bool
 	// Refused: the record could not be written since the last result.
 	Refused bool
 	// Payload is what the role remembers.
@@ -69,7 +67,7 @@ func (l *Ledger[K, P]) Apply(k K, c Change[P]) (before, after State, err error) 
 	}
 	switch c.Event {
 	case Plan, Resume:
-		now.Args, now.Resumed, now.Refused = c.Args, c.Event == Resume, false
+		now.Args, now.Refused = c.Args, false
 	case Replan:
 		now.Args = c.Args
 	case Lose, Answer, Reject, Settle:

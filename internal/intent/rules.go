@@ -20,7 +20,6 @@ type Policy struct {
 	Record When
 	AtOnce bool // an unknown outcome is recorded before anything else
 	Renew  bool // the record of an earlier process is replaced before its call is repeated
-	Undo   bool // an unwanted call is undone without a repetition
 }
 
 // Recorded is the record that an object has.
@@ -57,7 +56,6 @@ const (
 	DoAbandon              // drop a request that was never sent: [Settle]
 	DoRecord               // write the record. If that fails: an error, or [Refuse]
 	DoWrite                // write the result to the API
-	DoReject               // have the effect undone: [Reject]
 	DoPrepare              // read what the call needs, or wait
 	DoUndo                 // undo the effect
 	DoCall                 // [Ledger.Send], then the call
@@ -65,7 +63,7 @@ const (
 
 // String returns the name of s in docs/architecture.md.
 func (s Step) String() string {
-	return [...]string{"role", "remove record", "back off", "confirm", "resume", "abandon", "record", "write", "reject", "prepare", "undo",
+	return [...]string{"role", "remove record", "back off", "confirm", "resume", "abandon", "record", "write", "prepare", "undo",
 		"call"}[s]
 }
 
@@ -97,7 +95,6 @@ var rules = []rule{
 	{"record an unwritten result", []State{Answered}, func(p Policy, f Facts) bool { return f.Failed && recordsAtOnce(p, f) }, DoRecord},
 	{"back off", all, func(_ Policy, f Facts) bool { return f.Failed }, DoBackOff},
 	{"write", []State{Answered}, nil, DoWrite},
-	{"undo unasked", sent, func(p Policy, f Facts) bool { return p.Undo && !f.Wanted }, DoReject},
 	{"prepare", all, func(_ Policy, f Facts) bool { return !f.Ready }, DoPrepare},
 	{"undo", []State{Undoing}, nil, DoUndo},
 	{"record first", []State{Planned}, func(p Policy, f Facts) bool { return p.Record == BeforeCall && f.Record != Own }, DoRecord},

@@ -21,15 +21,13 @@ func inputs() iter.Seq2[Policy, Facts] {
 		for n := range 1 << 8 {
 			for _, when := range []When{Never, OnUnknown, BeforeCall} {
 				for _, record := range []Recorded{None, Own, Other} {
-					for undo := range 2 {
-						p := Policy{Record: when, AtOnce: bit(n, 0), Renew: bit(n, 1), Undo: undo == 1}
-						f := Facts{
-							Record: record, Refused: bit(n, 2), Writable: bit(n, 3), Wanted: bit(n, 4), Ready: bit(n, 5),
-							Stale: bit(n, 6), Failed: bit(n, 7),
-						}
-						if !yield(p, f) {
-							return
-						}
+					p := Policy{Record: when, AtOnce: bit(n, 0), Renew: bit(n, 1)}
+					f := Facts{
+						Record: record, Refused: bit(n, 2), Writable: bit(n, 3), Wanted: bit(n, 4), Ready: bit(n, 5),
+						Stale: bit(n, 6), Failed: bit(n, 7),
+					}
+					if !yield(p, f) {
+						return
 					}
 				}
 			}
@@ -106,8 +104,6 @@ func TestCallsEnd(t *testing.T) {
 					if facts.Record == Other { // that of a call with a result
 						facts.Record = Own
 					}
-				case DoReject:
-					event = Reject
 				case DoPrepare:
 					facts.Ready = true
 				case DoCall:
@@ -197,11 +193,11 @@ func TestLedger(t *testing.T) {
 		{do: send("x"), want: Entry[int]{State: Unknown, Args: "x", Payload: 5}},
 		{do: apply(Answer, "y", 5), want: Entry[int]{State: Answered, Args: "x", Payload: 5}},
 		{do: apply(Settle, "y", 6), want: Entry[int]{State: Settled, Args: "x", Payload: 6}},
-		{do: apply(Resume, "z", 6), want: Entry[int]{State: Unknown, Args: "z", Resumed: true, Payload: 6}},
-		{do: apply(Replan, "y", 6), want: Entry[int]{State: Unknown, Args: "y", Resumed: true, Payload: 6}},
-		{do: apply(Reject, "", 6), want: Entry[int]{State: Undoing, Args: "y", Resumed: true, Payload: 6}},
-		{do: send("z"), fail: errBug, want: Entry[int]{State: Undoing, Args: "y", Resumed: true, Payload: 6}},
-		{do: send("y"), want: Entry[int]{State: Undoing, Args: "y", Resumed: true, Payload: 6}},
+		{do: apply(Resume, "z", 6), want: Entry[int]{State: Unknown, Args: "z", Payload: 6}},
+		{do: apply(Replan, "y", 6), want: Entry[int]{State: Unknown, Args: "y", Payload: 6}},
+		{do: apply(Reject, "", 6), want: Entry[int]{State: Undoing, Args: "y", Payload: 6}},
+		{do: send("z"), fail: errBug, want: Entry[int]{State: Undoing, Args: "y", Payload: 6}},
+		{do: send("y"), want: Entry[int]{State: Undoing, Args: "y", Payload: 6}},
 	} {
 		refuse = tt.lost
 		if err := tt.do(); !errors.Is(err, tt.fail) {
