@@ -61,8 +61,7 @@ func (t *term) begin(ctx context.Context, va *storagev1.VolumeAttachment, step s
 
 // settle ends the calls for a VolumeAttachment: the result is in its status, or the volume is unpublished.
 func (t *term) settle(attachment types.UID) {
-	_, _, _ = t.calls.Apply(attachment, intent.Change[lastCall]{Event: intent.Settle})
-	t.calls.Forget(attachment)
+	t.calls.Take(attachment)
 }
 
 // undo unpublishes the volume of a VolumeAttachment that was deleted without a detach, because another client removed

@@ -132,6 +132,7 @@ func (l *claimLoop) protectSource(ctx context.Context, s claimState, step step, 
 	if err := l.sources.protect(ctx, *step.next.source, s.refs.uid); err != nil {
 		return l.reportFailure(s, fmt.Errorf("data source %s: adding source finalizer: %w", step.next.source, err))
 	}
+	r.failure = nil
 	return l.takeUp(step), nil
 }
 

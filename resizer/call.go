@@ -75,6 +75,10 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 // process must not call the driver, call returns an error without calling f.
 func (a *attempt) call(ctx context.Context, src source, t target, f func(context.Context)) error {
 	a.begin(intent.Resume, t)
+	// Also before the lock is released: the other operation of the claim must not plan another call.
+	if err := a.t.memories.Send(ctx, a.key, t.key); err != nil {
+		return err
+	}
 	// An attempt that follows reads the secret again.
 	a.reads.secretRead, a.reads.secrets, a.reads.classes = false, nil, nil
 	a.unlock()

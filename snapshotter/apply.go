@@ -172,7 +172,7 @@ func (l *loop) create(ctx context.Context, s state, step step) error {
 		return err
 	}
 	if !l.exists(c) { // its deletion is handled, perhaps before the call was planned
-		if event == intent.Resume {
+		if !l.ledger.Get(c.UID).Payload.orphan {
 			l.forget(ctx, keyOf(c))
 		}
 		return nil
@@ -194,7 +194,7 @@ func (l *loop) create(ctx context.Context, s state, step step) error {
 
 // plan sets the arguments of the next CreateSnapshot of c.
 func (l *loop) plan(c *content, event intent.Event, r *createRequest) error {
-	_, _, err := l.ledger.Apply(c.UID, intent.Change[memory]{Event: event, Args: r.args()})
+	_, _, err := l.ledger.Apply(c.UID, intent.Change[memory]{Event: event, Args: r.args(), Set: func(m *memory) { m.called = c }})
 	return err
 }
 
@@ -236,7 +236,10 @@ func (l *loop) send(ctx context.Context, c *content, before entry, r *createRequ
 	}
 	ended, remains := c.endedBy(before, err, r.Name)
 	failed, event := failedCall{err, ended && ctx.Err() == nil, remains}, intent.Lose
-	if failed.ended {
+	switch {
+	case failed.ended && before.Payload.orphan && c.known().handle != "": // no other snapshot exists
+		event = intent.Reject
+	case failed.ended:
 		event = intent.Settle
 	}
 	if err := l.happened(c.UID, event, func(m *memory) {

@@ -104,11 +104,18 @@ func (l *loop) matters(before, after *content) bool {
 }
 
 // deleted handles the last state of a content. A write of an earlier leader, which took effect late, may have removed the finalizer
-// while a call may have an effect: the deletion continues without the content.
+// while a call may have an effect: the deletion continues without the content. A snapshot that was known before the deletion began is
+// not deleted then, nor one that another content names: an administrator may have removed the finalizer to keep it.
 func (l *loop) deleted(c *content) {
-	e := l.ledger.Get(c.UID)
-	if e.State.MayHaveEffect() && !e.Payload.releasing && c.leaving() && c.policy == snapshotv1.VolumeSnapshotContentDelete {
-		l.ledger.Update(c.UID, func(_ intent.State, m *memory) { m.orphan = c })
+	orphan := false
+	handle := c.deletedHandle(l.ledger.Get(c.UID).Payload)
+	if c.leaving() && c.policy == snapshotv1.VolumeSnapshotContentDelete && (handle == "" || l.other(c, handle) == nil) {
+		l.ledger.Update(c.UID, func(s intent.State, m *memory) {
+			orphan = s.InProgress() && !m.releasing && m.called != nil && (m.called.known().handle == "" || m.called.leaving())
+			m.orphan = orphan
+		})
+	}
+	if orphan {
 		l.queue.Add(keyOf(c))
 		return
 	}
@@ -124,7 +131,7 @@ func (l *loop) missed(c *content) {
 
 // forget drops the memory of a deleted content.
 func (l *loop) forget(ctx context.Context, key contentKey) {
-	e := l.drop(key.UID)
+	e := l.ledger.Take(key.UID)
 	if !e.State.MayHaveEffect() || e.Payload.releasing {
 		return
 	}

@@ -85,7 +85,7 @@ func (l *loop) sync(ctx context.Context, key contentKey) (time.Time, error) {
 			switch {
 			case !s.call.State.MayHaveEffect():
 				l.forget(ctx, key)
-			case s.call.Payload.orphan != nil:
+			case s.call.Payload.orphan:
 				return time.Time{}, l.undo(ctx, key, s.call)
 			}
 			return time.Time{}, nil // else the watch delivers its deletion

@@ -21,8 +21,10 @@ type entry = intent.Entry[memory]
 type memory struct {
 	// record is the value of [AnnRequest] that this process has written for a repetition in this term.
 	record string
-	// orphan is the last version of a content that was deleted although CreateSnapshot may have an effect, which must be undone.
-	orphan *content
+	// called is the content for which the last CreateSnapshot was sent, until its result is written.
+	called *content
+	// orphan: the content was deleted although that call may have an effect, which must be undone.
+	orphan bool
 	// answer is a response that is not written to the status yet.
 	answer *answer
 	// remains says why a snapshot may exist that no call has returned; empty if none may. A deletion ends with it as a warning.
@@ -48,7 +50,7 @@ type memory struct {
 
 // written records that the status has answer a, and when to check a snapshot that is not ready.
 func (m *memory) written(a *answer, now time.Time, cfg Config) {
-	m.answer = nil
+	m.answer, m.called = nil, nil
 	if a.ready {
 		m.checks, m.nextCheck = 0, time.Time{}
 		return
@@ -145,12 +147,4 @@ func (l *loop) happened(uid types.UID, event intent.Event, change func(*memory))
 		return nil
 	}
 	return err
-}
-
-// drop forgets a content, and returns what was known.
-func (l *loop) drop(uid types.UID) entry {
-	last := l.ledger.Get(uid)
-	_ = l.happened(uid, intent.Settle, nil) // is always legal. A call in progress is not forgotten
-	l.ledger.Forget(uid)
-	return last
 }

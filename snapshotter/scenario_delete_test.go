@@ -374,6 +374,63 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.Wait(removeSnapshot, 1)
 		f.noSnapshots()
 	})
+	t.Run("content_removed_whose_snapshot_another_content_retains", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		handle := *f.notReady(nil).Status.SnapshotHandle
+		f.Plugin.Always(createSnapshot, csitest.Fail(codes.Unavailable, "down"))
+		f.until("reports it", hasError("Unavailable"))
+		f.content("b", func(o *snapshotv1.VolumeSnapshotContent) {
+			f.preProvisioned(o)
+			o.Spec.Source.SnapshotHandle = ptr.To(handle)
+			o.Spec.DeletionPolicy = snapshotv1.VolumeSnapshotContentRetain
+		})
+		f.untilOf("b", "is ready", isReady)
+		f.delete("v1")
+		f.waitEvent("names the same")
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+		f.until("is deleted", isDeleted)
+		f.Plugin.Always(createSnapshot, nil)
+		f.waitEvent("may remain")
+		f.delete("b")
+		f.untilOf("b", "is deleted", isDeleted)
+		f.quiet()
+		f.Calls(removeSnapshot, 0)
+	})
+	t.Run("content_removed_during_a_check", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.notReady(nil)
+		called, reported := make(chan struct{}), make(chan struct{})
+		f.Plugin.Next(createSnapshot, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+			close(called)
+			<-reported
+			return csitest.Fail(codes.NotFound, "no source volume")(ctx, p, request, do)
+		})
+		<-called
+		f.delete("v1")
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+		f.waitEvent("This content was deleted", "may remain")
+		close(reported)
+		f.quiet()
+		f.Calls(removeSnapshot, 0)
+	})
+	t.Run("content_and_its_annotation_removed_during_the_repeated_call", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.Plugin.Always(createSnapshot, csitest.DoAndFail(codes.Unavailable, "unknown"))
+		f.content("v1", foreign)
+		f.until("reports it", hasError("Unavailable"))
+		f.delete("v1")
+		f.waitEvent("Waiting for the outcome of CreateSnapshot")
+		f.Plugin.Next(createSnapshot, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+			f.patch("v1", `{"metadata":{"finalizers":["example.com/other"],"annotations":{"`+AnnBeingCreated+`":null}}}`)
+			f.patch("v1", `{"metadata":{"finalizers":null}}`)
+			return csitest.DoAndFail(codes.Unavailable, "no")(ctx, p, request, do)
+		})
+		f.until("is deleted", isDeleted)
+		f.waitEvent("Failed to delete", "the content was deleted before it")
+		f.Plugin.Always(createSnapshot, nil)
+		f.Wait(removeSnapshot, 1)
+		f.noSnapshots()
+	})
 	t.Run("content_and_source_removed_during_the_repeated_call", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.blockedByOutcome()

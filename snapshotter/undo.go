@@ -19,7 +19,7 @@ import (
 // undo deletes the snapshot of a content that does not exist any more. If the outcome of its CreateSnapshot is unknown, the call is
 // repeated first.
 func (l *loop) undo(ctx context.Context, key contentKey, e entry) error {
-	c, request := e.Payload.orphan, requestWith(e.Args, key.UID)
+	c, request := e.Payload.called, requestWith(e.Args, key.UID)
 	log := klog.FromContext(ctx).WithValues(c.logKey, key.Name, "snapshotName", request.Name)
 	failed := func(err error) error {
 		log.Error(err, "Content was deleted before its snapshot. The deletion is retried while this process leads")
@@ -36,50 +36,71 @@ func (l *loop) undo(ctx context.Context, key contentKey, e entry) error {
 	}
 	if unanswered(e.State) {
 		err := l.send(ctx, c, e, request, secrets)
-		if final, is := errors.AsType[failedCall](err); is && final.ended {
-			l.drop(key.UID)
+		final, is := errors.AsType[failedCall](err)
+		switch {
+		case is && final.ended && c.known().handle == "":
+			l.ledger.Take(key.UID)
 			if final.remains != "" {
 				l.event(c, warning, c.deleted, final.remains)
 			}
 			return nil
-		}
-		if err != nil {
+		case err != nil && !(is && final.ended):
 			return failed(err)
 		}
 		e = l.ledger.Get(key.UID)
 	}
-	a := e.Payload.answer
-	if other := l.other(c, a.handle); other != nil && !other.leaving() {
-		return failed(fmt.Errorf("%s %q names the same %s %q", other.kind.name, other.Name, other.noun, a.handle))
-	}
 	if err := l.happened(key.UID, intent.Reject, nil); err != nil {
 		return err
 	}
+	for _, a := range c.undone(e.Payload.answer) {
+		if other := l.other(c, a.handle); other != nil {
+			l.event(c, warning, c.deleted, fmt.Sprintf("%s returned the %s %q of %s %q, which is kept. Check both at the storage system",
+				c.create, c.noun, a.handle, other.kind.name, other.Name))
+			continue
+		}
+		exists, err := l.undoOne(ctx, c, a, secrets)
+		switch {
+		case err != nil:
+			return failed(fmt.Errorf("deleting the %s %q: %w", c.noun, a.handle, err))
+		case exists:
+			return nil
+		}
+		log.Info("Snapshot of a deleted content deleted", "snapshotHandle", a.handle)
+	}
+	l.ledger.Take(key.UID)
+	return nil
+}
+
+// undone returns the snapshots that are deleted with c, which does not exist any more: that of the last response, and that of the status.
+func (c *content) undone(last *answer) (all []answer) {
+	if last != nil {
+		all = append(all, *last)
+	}
+	if known := c.known(); known.handle != "" && (last == nil || last.handle != known.handle) {
+		all = append(all, answer{handle: known.handle, snapshots: known.snapshots})
+	}
+	return all
+}
+
+// undoOne deletes one snapshot of c, unless c exists.
+func (l *loop) undoOne(ctx context.Context, c *content, a answer, secrets map[string]string) (exists bool, err error) {
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
 	members := handlesOf(a.snapshots)
 	if len(members) == 0 {
-		members, err = l.calls.members(call, a.handle, secrets)
+		if members, err = l.calls.members(call, a.handle, secrets); err != nil {
+			return false, err
+		}
 	}
-	read, exists := election.Now(), false
-	if err == nil { // again: the calls of the driver may have taken long
-		exists, err = l.stillExists(ctx, c)
+	read := election.Now()
+	// Again: the calls of the driver may have taken long.
+	if exists, err = l.stillExists(ctx, c); exists || err != nil {
+		return exists, err
 	}
-	if exists {
-		return nil
+	if err = election.MayCallNow(ctx, read); err != nil {
+		return false, err
 	}
-	if err == nil {
-		err = election.MayCallNow(ctx, read)
-	}
-	if err == nil {
-		err = l.calls.delete(call, a.handle, members, secrets)
-	}
-	if err != nil {
-		return failed(fmt.Errorf("deleting the %s %q: %w", c.noun, a.handle, err))
-	}
-	l.drop(key.UID)
-	log.Info("Snapshot of a deleted content deleted", "snapshotHandle", a.handle)
-	return nil
+	return false, l.calls.delete(call, a.handle, members, secrets)
 }
 
 // stillExists reads c, and forgets it if it exists: a watch by labels also ends with a label, and this cache with a change of the driver.
@@ -87,7 +108,7 @@ func (l *loop) stillExists(ctx context.Context, c *content) (bool, error) {
 	live, err := l.writer.Get(ctx, c.Name, metav1.GetOptions{})
 	switch {
 	case err == nil && live.UID == c.UID:
-		l.drop(c.UID)
+		l.ledger.Take(c.UID)
 		return true, nil
 	case err != nil && !kube.IsNotFound(err):
 		return false, fmt.Errorf("reading %s %q, which was deleted during a repeated creation: %w", c.kind.name, c.Name, err)

@@ -59,10 +59,16 @@ func (l *Ledger[K, P]) Apply(k K, c Change[P]) (before, after State, err error) 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := l.entries[k]
-	now := old
+	now, err := l.apply(k, old, c)
+	return old.State, now.State, err
+}
+
+// apply must be called with the lock held. old is the entry of k.
+func (l *Ledger[K, P]) apply(k K, old Entry[P], c Change[P]) (now Entry[P], err error) {
+	now = old
 	if c.Event != 0 {
 		if now.State, err = old.State.after(c.Event); err != nil {
-			return old.State, old.State, fmt.Errorf("call of %v: %w", k, err)
+			return old, fmt.Errorf("call of %v: %w", k, err)
 		}
 	}
 	switch c.Event {
@@ -80,7 +86,7 @@ func (l *Ledger[K, P]) Apply(k K, c Change[P]) (before, after State, err error) 
 	}
 	l.entries[k] = now
 	l.changed(k, old, now)
-	return old.State, now.State, nil
+	return now, nil
 }
 
 // Send records that a call is sent. Call it directly before the call, after everything that waits: after a panic in the call, the
@@ -90,10 +96,13 @@ func (l *Ledger[K, P]) Send(ctx context.Context, k K, args string) error {
 	if err := l.mayCall(ctx); err != nil {
 		return err
 	}
-	if l.Get(k).Args != args {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old := l.entries[k]
+	if old.Args != args {
 		return fmt.Errorf("call of %v: its arguments are not the planned ones: %w", k, errBug)
 	}
-	_, _, err := l.Apply(k, Change[P]{Event: Send})
+	_, err := l.apply(k, old, Change[P]{Event: Send})
 	return err
 }
 
@@ -123,6 +132,16 @@ func (l *Ledger[K, P]) Forget(k K) (kept bool) {
 	delete(l.entries, k)
 	l.changed(k, old, Entry[P]{})
 	return false
+}
+
+// Take drops the entry of k in any state, and returns it.
+func (l *Ledger[K, P]) Take(k K) Entry[P] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old := l.entries[k]
+	delete(l.entries, k)
+	l.changed(k, old, Entry[P]{})
+	return old
 }
 
 // All returns the entries, in no particular order. It holds the lock of the ledger: the loop must not call the ledger.

@@ -188,6 +188,7 @@ func TestLedger(t *testing.T) {
 		{do: send("x"), lost: lost, fail: lost, want: Entry[int]{State: Planned, Args: "x", Refused: true, Payload: 3}},
 		{do: send("x"), want: Entry[int]{State: Sent, Args: "x", Refused: true, Payload: 3}},
 		{do: apply(Plan, "y", 0), fail: errBug, want: Entry[int]{State: Sent, Args: "x", Refused: true, Payload: 3}},
+		{do: apply(Replan, "x", 3), want: Entry[int]{State: Sent, Args: "x", Refused: true, Payload: 3}},
 		{do: apply(Lose, "y", 4), want: Entry[int]{State: Unknown, Args: "x", Payload: 4}},
 		{do: apply(0, "y", 5), want: Entry[int]{State: Unknown, Args: "x", Payload: 5}},
 		{do: send("x"), want: Entry[int]{State: Unknown, Args: "x", Payload: 5}},
@@ -215,6 +216,10 @@ func TestLedger(t *testing.T) {
 	}
 	if _, _, err := l.Apply("a", Change[int]{Event: Settle}); err != nil || l.Forget("a") || changes != 14 {
 		t.Errorf("%v, %d changes", err, changes)
+	}
+	_ = apply(Plan, "x", 7)()
+	if e := l.Take("a"); e.State != Planned || e.Payload != 7 {
+		t.Errorf("took %+v", e)
 	}
 	for k, e := range l.All() {
 		t.Errorf("%s is left: %+v", k, e)

@@ -64,7 +64,7 @@ func (e Event) String() string {
 // events lists the states in which an event is legal, and the state that follows.
 var events = map[Event]map[State]State{
 	Plan:   {Idle: Planned, Settled: Planned},
-	Replan: {Planned: Planned, Unknown: Unknown},
+	Replan: {Planned: Planned, Sent: Sent, Unknown: Unknown},
 	Resume: {Idle: Unknown, Settled: Unknown},
 	Send:   {Planned: Sent, Sent: Sent, Unknown: Unknown, Answered: Answered, Undoing: Undoing},
 	Lose:   {Sent: Unknown, Unknown: Unknown, Answered: Unknown},
