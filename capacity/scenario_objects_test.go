@@ -606,6 +606,12 @@ func TestCapacityScenarioUpdates(t *testing.T) {
 		line := f.cuttable("/csistoragecapacities")
 		f.start()
 		old := f.in("a", f.published(zoneA, zoneB))
+		kubetest.Eventually(f, "the watch has delivered the object", func(context.Context) error {
+			if _, ok := f.c.published.Get(f.Namespace + "/" + old.Name); !ok {
+				return errors.New("it has not")
+			}
+			return nil
+		})
 		line.cut()
 		f.Must(f.Client.StorageV1().CSIStorageCapacities(f.Namespace).Delete(t.Context(), old.Name, metav1.DeleteOptions{}))
 		made := f.existing("fast", "a", "9Gi", func(o *storagev1.CSIStorageCapacity) { o.Name = old.Name })

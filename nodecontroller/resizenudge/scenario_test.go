@@ -261,6 +261,7 @@ func TestNodecontrollerScenarioNudge(t *testing.T) {
 		f.Pod("a", "c", "n", nil)
 		f.Must(f.Client.CoreV1().Pods(f.Namespace).Delete(t.Context(), "a", metav1.DeleteOptions{}))
 		a := f.PodNow("a")
+		f.settles() // the watch has delivered the deletion
 		f.Grow("c", time.Now())
 		f.settles()
 		f.Unchanged(a)
