@@ -444,6 +444,8 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 	})
 	t.Run("finalizer_removed_late_by_an_earlier_leader", func(t *testing.T) {
 		f := newFixture(t, csitest.Config{}, nil)
+		soon := f.cfg
+		f.cfg.RetryIntervalStart, f.cfg.RetryIntervalMax = time.Hour, time.Hour // until the deletion
 		f.class("c1", nil)
 		f.Plugin.Next(createSnapshot, csitest.Fail(codes.Internal, "no"))
 		late := make(chan string, 1)
@@ -463,6 +465,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.delete("v1")
 		removal := <-late
 		f.Crash()
+		f.cfg = soon
 		f.requests.refusing(nil)
 		n := f.Plugin.Count(createSnapshot)
 		f.Plugin.Next(createSnapshot, csitest.DoAndHang())
