@@ -55,7 +55,8 @@ func (l *claimLoop) createVolume(ctx context.Context, key claimKey, s claimState
 	err = checkVolume(o.request, o.sourceBytes, volume)
 	var pv *corev1.PersistentVolume
 	if err == nil {
-		if pv, err = l.c.driver.volumeOf(o.claim, o.request, o.plan, volume); err != nil {
+		pv, err = l.c.driver.volumeOf(o.claim, o.request, o.plan, volume)
+		if err != nil {
 			err = fmt.Errorf("%w: %w", errUnusable, err)
 		}
 	}
@@ -149,7 +150,8 @@ func (l *claimLoop) ownerOfRejected(ctx context.Context, key claimKey, o operati
 	}
 	others := l.users.others(o.volume())
 	if !complete && len(others) == 0 {
-		if others, err = kube.ListAll[*corev1.PersistentVolume](ctx, l.c.deps.Client.CoreV1().PersistentVolumes().List); err != nil {
+		others, err = kube.ListAll[*corev1.PersistentVolume](ctx, l.c.deps.Client.CoreV1().PersistentVolumes().List)
+		if err != nil {
 			return "", fmt.Errorf("listing PersistentVolumes before deleting volume %q: %w", o.csiSource.VolumeHandle, err)
 		}
 	}

@@ -75,6 +75,10 @@ func TestCallOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 			if err := call(ctx, s, step{}); !errors.Is(err, ended) || term.memories.Get(a.key).Payload.answer != nil {
 				t.Errorf("%s returned %v, and the call is %+v", o, err, term.memories.Get(a.key))
 			}
+			// Sent before the wait, so that the other operation cannot plan another call.
+			if state := term.memories.Get(a.key).State; !state.MayHaveEffect() {
+				t.Errorf("%s: the call is %s while it waits for the volume", o, state)
+			}
 			a.unlock() // it is held again after each call
 		}
 	})

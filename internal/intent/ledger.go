@@ -67,7 +67,8 @@ func (l *Ledger[K, P]) Apply(k K, c Change[P]) (before, after State, err error) 
 func (l *Ledger[K, P]) apply(k K, old Entry[P], c Change[P]) (now Entry[P], err error) {
 	now = old
 	if c.Event != 0 {
-		if now.State, err = old.State.after(c.Event); err != nil {
+		now.State, err = old.State.after(c.Event)
+		if err != nil {
 			return old, fmt.Errorf("call of %v: %w", k, err)
 		}
 	}

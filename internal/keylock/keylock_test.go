@@ -81,7 +81,8 @@ func TestExclusiveWaitsForEveryHolder(t *testing.T) {
 			wg.Go(func() {
 				release := l.Exclusive("v")
 				defer release()
-				if holders++; holders != 1 {
+				holders++
+				if holders != 1 {
 					t.Errorf("%d exclusive holders", holders)
 				}
 				time.Sleep(time.Second) // of the clock of synctest

@@ -79,7 +79,8 @@ func NewOptionalMetadata(
 		List: client.Resource(resource).List, Watch: client.Resource(resource).Watch,
 	}
 	open := func(ctx context.Context) (informer Informer[*metav1.PartialObjectMetadata], _ []Watch, err error) {
-		if err = source.Probe(ctx); err != nil {
+		err = source.Probe(ctx)
+		if err != nil {
 			return informer, nil, err
 		}
 		informer, watch := NewInformer[*metav1.PartialObjectMetadata](source)
