@@ -39,16 +39,17 @@ func (r replica) Run(ctx context.Context) error   { return r.run(ctx) }
 // TestServingEndsBesideTheWork has both hear of the end at once, and the Lease released after both.
 func TestServingEndsBesideTheWork(t *testing.T) {
 	var ended atomic.Int32
-	begun, told := make(chan struct{}), make(chan struct{})
+	serves, works, told := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	r := replica{
 		serve: func(ctx context.Context) error {
+			close(serves)
 			<-ctx.Done()
 			close(told)
 			ended.Add(1)
 			return nil
 		},
 		run: func(ctx context.Context) error {
-			close(begun)
+			close(works)
 			<-ctx.Done()
 			<-told // which would hang if serving waited for the work
 			ended.Add(1)
@@ -58,7 +59,8 @@ func TestServingEndsBesideTheWork(t *testing.T) {
 	ctx, drain := context.WithCancelCause(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- terms1(true, r).run(ctx) }()
-	<-begun
+	<-serves
+	<-works
 	drain(workloop.ErrDrain)
 	if err := <-done; err != nil || ended.Load() != 2 {
 		t.Errorf("%v, %d of 2 have ended", err, ended.Load())
