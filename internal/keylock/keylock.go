@@ -35,12 +35,11 @@ func (l *Locks[K]) Share(ctx context.Context, key K) (release func(), err error)
 	for {
 		l.mu.Lock()
 		s := l.state(key)
-		if !s.exclusive {
-			s.shared++
-			l.mu.Unlock()
-			return func() { l.release(key, func(s *lockState) { s.shared-- }) }, nil
-		}
+		release, ok := l.share(key, s)
 		l.mu.Unlock()
+		if ok {
+			return release, nil
+		}
 		select {
 		case <-s.released:
 		case <-ctx.Done():
@@ -59,6 +58,16 @@ func (l *Locks[K]) TryExclusive(key K) (release func(), ok bool) {
 	return l.exclusive(key, l.state(key))
 }
 
+// TryShare takes a shared lock on key, or returns false if key has an exclusive holder.
+func (l *Locks[K]) TryShare(key K) (release func(), ok bool) {
+	if l == nil {
+		return func() {}, true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.share(key, l.state(key))
+}
+
 // Exclusive waits for the other holders of key, and takes an exclusive lock.
 func (l *Locks[K]) Exclusive(key K) (release func()) {
 	if l == nil {
@@ -74,6 +83,15 @@ func (l *Locks[K]) Exclusive(key K) (release func()) {
 		}
 		<-s.released
 	}
+}
+
+// share takes a shared lock on key, whose state is s, unless it has an exclusive holder.
+func (l *Locks[K]) share(key K, s *lockState) (release func(), ok bool) {
+	if s.exclusive {
+		return nil, false
+	}
+	s.shared++
+	return func() { l.release(key, func(s *lockState) { s.shared-- }) }, true
 }
 
 // exclusive locks key, whose state is s, unless it is locked.

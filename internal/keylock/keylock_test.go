@@ -45,6 +45,14 @@ func TestSharedAndExclusive(t *testing.T) {
 	if _, again := l.TryExclusive("v"); again {
 		t.Error("two exclusive holders")
 	}
+	if _, ok := l.TryShare("v"); ok {
+		t.Error("a use beside an exclusive holder")
+	}
+	release()
+	release, ok = l.TryShare("v")
+	if _, exclusive := l.TryExclusive("v"); !ok || exclusive {
+		t.Errorf("TryShare: %t, exclusive beside it: %t", ok, exclusive)
+	}
 	release()
 	if len(l.held) != 0 {
 		t.Errorf("locks left: %v", l.held)

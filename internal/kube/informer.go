@@ -47,6 +47,15 @@ func (i Informer[T]) ByIndex(index, value string) []T {
 	return typed[T](objs)
 }
 
+// AddIndex adds an index to the informer, unless it has one of that name. value returns the value of an object, or "" to leave it out.
+func (i Informer[T]) AddIndex(name string, value func(T) string) error {
+	indexer := i.informer.GetIndexer()
+	if _, exists := indexer.GetIndexers()[name]; exists {
+		return nil
+	}
+	return i.informer.AddIndexers(cache.Indexers{name: index(value)})
+}
+
 func typed[T any](objs []any) []T {
 	out := make([]T, 0, len(objs))
 	for _, obj := range objs {

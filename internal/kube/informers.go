@@ -67,7 +67,7 @@ type factories struct {
 	retained *RetainedFields
 	typed    informers.SharedInformerFactory
 	meta     metadatainformer.SharedInformerFactory
-	filtered []informers.SharedInformerFactory // with a namespace or a selector
+	filtered []factory // of informers with a namespace or a selector, and of custom resources
 	client   kubernetes.Interface
 
 	mu          sync.Mutex
@@ -75,6 +75,12 @@ type factories struct {
 	required    map[string]map[string]bool           // by resource and controller: the controller cannot run without it
 	watchErrors map[string]error                     // last error by resource
 	started     context.Context                      // of Start; nil before
+}
+
+// factory starts informers once, however often it is called, and waits until they have stopped.
+type factory interface {
+	StartWithContext(ctx context.Context)
+	Shutdown()
 }
 
 // NewInformers returns informers for driver. They start in [Informers.Start].
@@ -263,9 +269,9 @@ func (i *Informers) Capacities(namespace string, labels map[string]string, beta 
 
 // from returns get, which also adds its factory to those that [Informers.Start] starts. [informerFor] calls it
 // with the lock held.
-func (f *factories) from(factory informers.SharedInformerFactory, get func() cache.SharedIndexInformer) func() cache.SharedIndexInformer {
+func (f *factories) from(of factory, get func() cache.SharedIndexInformer) func() cache.SharedIndexInformer {
 	return func() cache.SharedIndexInformer {
-		f.filtered = append(f.filtered, factory)
+		f.filtered = append(f.filtered, of)
 		return get()
 	}
 }
@@ -359,11 +365,15 @@ func (i *Informers) watchFailed(ctx context.Context, resource string, r *cache.R
 	before := i.watchErrors[resource]
 	i.watchErrors[resource] = err
 	i.mu.Unlock()
-	if apierrors.IsForbidden(err) {
+	switch {
+	case apierrors.IsForbidden(err):
 		reportForbidden(ctx, resource, before, err)
-		return
+	case apierrors.IsNotFound(err) && apierrors.IsNotFound(before): // reported before
+	case apierrors.IsNotFound(err):
+		klog.FromContext(ctx).Info("Resource is not served, retrying. Install its CustomResourceDefinition", "resource", resource)
+	default:
+		cache.DefaultWatchErrorHandler(ctx, r, err)
 	}
-	cache.DefaultWatchErrorHandler(ctx, r, err)
 }
 
 // reportForbidden logs err, unless the previous error of the list or watch was the same: not on every retry.
