@@ -70,7 +70,8 @@ func TestCustom(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		create(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}, thingsDefinition)
+		definitions := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+		create(definitions, thingsDefinition)
 		time.Sleep(time.Minute)
 		create(things, `{"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "x", "labels": {"owner": "me"}}}`)
 		synctest.Wait()

@@ -117,6 +117,9 @@ var allowed = map[string][]string{
 		"csiclient", "election", "metrics", "internal/keylock", "internal/kube", "internal/tracing", "internal/volumerules",
 		"internal/intent", "internal/workloop",
 	},
+	"topolvm":             {"internal/keylock", "internal/kube"},
+	"topolvm/topolvmtest": {"internal/kubetest", "topolvm"},
+
 	"internal/settings": {"csiclient", "election"},
 	"internal/app": {
 		"attacher", "capacity", "csiclient", "election", "metrics", "nodecontroller", "nodecontroller/nodecleanup",
@@ -164,7 +167,7 @@ var confined = map[string][]string{
 	"github.com/rogpeppe/":    {"internal/tools/migrate"},
 	"google.golang.org/grpc": {
 		"internal/tools/audit", "csiclient", "csiclient/csitest", "internal/looptest", "provisioner", "attacher",
-		"capacity", "resizer", "snapshotter", "test/hostdriver", "test/simulation",
+		"capacity", "resizer", "snapshotter", "test/hostdriver", "test/simulation", "topolvm",
 	},
 	"k8s.io/client-go": {
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
@@ -172,7 +175,7 @@ var confined = map[string][]string{
 		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
 		"resizer", "snapshotter", "internal/claimloop", "internal/claimtest", "test/bench", "test/demo",
-		"test/simulation/apiserver", "test/simulation/cluster",
+		"test/simulation/apiserver", "test/simulation/cluster", "topolvm", "topolvm/topolvmtest",
 	},
 	"k8s.io/csi-translation-lib":    {"internal/migration"},
 	"go.opentelemetry.io/":          {"csiclient", "internal/tracing"},

@@ -1,0 +1,306 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package topolvm
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// action names the next step of a call.
+type action int
+
+const (
+	doAnswer     action = iota // with the LogicalVolume, or with an error
+	doWait                     // for a change of the LogicalVolume, its source or its Node, or until a time
+	doReadVolume               // from the API server
+	doReadNode
+	doReadSource
+	doCreate
+	doDelete // and answer if the step has an error
+	doResize // and answer if the step has an error
+)
+
+// step is an action and its arguments.
+type step struct {
+	action action
+	err    error     // of doAnswer, doDelete and doResize
+	until  time.Time // of doWait; zero means without a limit
+	works  bool      // of doWait: topolvm-node works for the call
+	lv     *LogicalVolume
+	exact  bool   // of doDelete: only in this version
+	size   Bytes  // of doResize
+	retry  bool   // of doResize: topolvm-node tries again
+	value  string // of doReadNode
+}
+
+func failed(err error) step { return step{action: doAnswer, err: err} }
+
+const (
+	// patience is the time after which a call does not wait for topolvm-node on a Node that is not Ready.
+	patience = time.Minute
+	// staleAfter is the time after which the failure of an earlier expansion counts for this one, too: the status has not changed.
+	staleAfter = 3 * time.Second
+)
+
+// waitForNode returns the step of a call that waits for topolvm-node. It does not wait for a Node that does not exist, or that is not Ready
+// for long, because each call occupies a worker of the caller.
+func (s volumeState) waitForNode() step {
+	wait := step{action: doWait, lv: s.lv}
+	began, what := s.lv.CreationTimestamp.Time, "created"
+	switch {
+	case s.lv.terminating():
+		began, what = s.lv.DeletionTimestamp.Time, "deleted"
+	case s.terminating():
+		began, what = s.now, "deleted"
+	case s.lv.exists():
+		what = "expanded"
+	}
+	about := subjectOf(s.lv)
+	switch {
+	case s.node.object == nil && !s.node.read:
+		return step{action: doReadNode, value: s.node.value, lv: s.lv}
+	case s.node.object == nil:
+		return failed(about.errorf(codes.Aborted, "it cannot be %s, because the Node does not exist. Bring the node back, or have its "+
+			"LogicalVolumes deleted by the node cleanup", what))
+	case s.node.ready():
+	case s.now.Sub(began) > patience:
+		return failed(about.errorf(codes.Aborted, "it is not %s, because the Node is not Ready. Check the node, or delete its Node object "+
+			"if it does not return", what))
+	default:
+		wait.until = began.Add(patience + time.Millisecond)
+	}
+	return wait
+}
+
+// place returns the topology value for a new LogicalVolume, or an error. nodes lists all Nodes.
+func place(n names, r creation, source *LogicalVolume, nodes func() []*corev1.Node) (string, error) {
+	about := r.subject()
+	switch {
+	case r.sourceID != "" && (source == nil || source.terminating()):
+		return "", about.errorf(codes.NotFound, "its source with ID %s does not exist or is being deleted. Check the data source",
+			r.sourceID)
+	case source != nil && source.Status.CurrentSize == 0:
+		return "", about.errorf(codes.Aborted, "its source, %s, has no size yet. Repeat the call", subjectOf(source))
+	case source != nil && !r.snapshot && r.size < source.Status.CurrentSize:
+		return "", about.errorf(codes.OutOfRange, "the requested size %s is less than the size %s of its source %s on node %s. Request at "+
+			"least that", r.size, source.Status.CurrentSize, source.Name, source.Spec.NodeName)
+	case source != nil && !r.snapshot && r.class != source.Spec.DeviceClass:
+		return "", about.errorf(codes.InvalidArgument, "its source is %s. Use a StorageClass with the device class of the source",
+			subjectOf(source))
+	case source != nil && !r.require.allows(source.Spec.NodeName):
+		return "", about.errorf(codes.ResourceExhausted, "it must be on node %s, with its source %s, but the request does not allow that "+
+			"node. Schedule the pod to it", source.Spec.NodeName, source.Name)
+	case source != nil:
+		return source.Spec.NodeName, nil
+	case r.require != nil:
+		return r.require[0], nil
+	}
+	best, free := n.roomiest(nodes(), r.class)
+	switch {
+	case best == nil:
+		return "", about.errorf(codes.ResourceExhausted, "no node has available capacity of the device class. Check lvmd, or add nodes")
+	case free < r.size:
+		return "", about.errorf(codes.ResourceExhausted, "it needs %s, but the node with the most available capacity, %s, has %s. Free "+
+			"space, or add nodes", r.size, best.Name, free)
+	}
+	return n.valueOf(best), nil
+}
+
+// decideNew returns the step for a creation without a LogicalVolume.
+func decideNew(n names, r creation, s creationState) step {
+	if s.placeErr != nil {
+		return failed(s.placeErr)
+	}
+	lv := r.object(n, s.place, s.source)
+	refuse := func(format string, args ...any) step {
+		return failed(subjectOf(lv).errorf(codes.ResourceExhausted, format, args...))
+	}
+	node := s.node.object
+	switch {
+	case node == nil && !s.node.read:
+		return step{action: doReadNode, value: s.place, lv: lv}
+	case node == nil:
+		return refuse("no Node has this name, or this value of the label %s. Use another node", n.topologyKey())
+	case node.DeletionTimestamp != nil:
+		return refuse("the Node is being deleted. Use another node")
+	}
+	if _, reported := n.available(node, lv.Spec.DeviceClass); !reported && len(n.capacities(node)) > 0 {
+		return refuse("the node does not have the device class. Add the class to lvmd on the node, or use another node")
+	}
+	return step{action: doCreate, lv: lv}
+}
+
+// decideCreation returns the next step of CreateVolume or CreateSnapshot. It handles every state.
+func decideCreation(n names, r creation, s creationState) step {
+	lv := s.lv
+	switch {
+	case s.awaited != "" && (lv == nil || lv.UID != s.awaited || s.terminating()):
+		about := r.subject()
+		if lv != nil {
+			about = subjectOf(lv)
+		}
+		return failed(about.errorf(codes.Aborted, "it was deleted during the creation. Repeat the call"))
+	case lv == nil:
+		return decideNew(n, r, s)
+	case !s.read: // the cache may have one that was deleted
+		return step{action: doReadVolume, lv: lv}
+	case s.terminating():
+		return s.waitForNode()
+	}
+	about := subjectOf(lv)
+	if why := r.differs(lv, s.sourceName); why != "" {
+		return failed(about.errorf(codes.AlreadyExists, "%s. Use another name, or delete the LogicalVolume if nothing uses it", why))
+	}
+	allowed, exists := r.require.allows(lv.Spec.NodeName), lv.exists()
+	switch {
+	case exists && !allowed:
+		return failed(about.errorf(codes.AlreadyExists, "the volume exists, on a node that the request does not allow. Use node %s, or "+
+			"delete the claim", lv.Spec.NodeName))
+	case !exists && allowed && s.node.object == nil && !s.node.read:
+		return step{action: doReadNode, value: s.node.value, lv: lv}
+	case !exists && (!allowed || s.node.object == nil): // another LogicalVolume replaces it
+		return step{action: doDelete, exact: true, lv: lv}
+	case !exists && lv.Status.Code != 0: // topolvm-node does not try again
+		return step{action: doDelete, exact: true, lv: lv, err: nodeError(lv, true)}
+	case !exists && lv.Spec.Source != "" && sourceProblem(s) != nil:
+		if !s.sourceRead {
+			return step{action: doReadSource, lv: lv}
+		}
+		return step{action: doDelete, exact: true, lv: lv, err: sourceProblem(s)}
+	case !exists || lv.Status.CurrentSize == 0:
+		wait := s.waitForNode()
+		wait.works = true
+		return wait
+	case r.limit > 0 && lv.Status.CurrentSize > r.limit && s.began:
+		return step{action: doDelete, exact: true, lv: lv, err: aboveLimit(lv, r.limit, codes.OutOfRange)}
+	case r.limit > 0 && lv.Status.CurrentSize > r.limit: // an earlier call may have returned it
+		return failed(aboveLimit(lv, r.limit, codes.AlreadyExists))
+	}
+	return step{action: doAnswer, lv: lv}
+}
+
+func aboveLimit(lv *LogicalVolume, limit Bytes, code codes.Code) error {
+	return subjectOf(lv).errorf(code, "its size, rounded up to extents, is %s, above the limit of %s. Raise the limit, or request less",
+		lv.Status.CurrentSize, limit)
+}
+
+// sourceProblem returns why topolvm-node cannot create the LVM volume from its source, which it does not report, or nil.
+func sourceProblem(s creationState) error {
+	about := subjectOf(s.lv)
+	switch {
+	case s.source == nil:
+		return about.errorf(codes.NotFound, "its source %s was deleted. Check the data source", s.lv.Spec.Source)
+	case s.source.Status.CurrentSize > s.lv.Spec.Size:
+		return about.errorf(codes.Aborted, "its source %s was expanded meanwhile. Repeat the call, and request at least that size",
+			s.lv.Spec.Source)
+	}
+	return nil
+}
+
+// decideDeletion returns the next step of DeleteVolume, or of DeleteSnapshot if snapshot is set.
+func decideDeletion(s volumeState, snapshot bool) step {
+	switch {
+	case s.lv == nil, s.lv.isSnapshot() != snapshot:
+		return step{action: doAnswer, lv: s.lv}
+	case !s.terminating():
+		return step{action: doDelete, lv: s.lv}
+	}
+	return s.waitForNode()
+}
+
+// decideExpansion returns the next step of ControllerExpandVolume. r has a capacity range.
+func decideExpansion(n names, r *csi.ControllerExpandVolumeRequest, s volumeState) step {
+	lv := s.lv
+	switch {
+	case lv == nil:
+		return failed(subject{lv: "with ID " + r.GetVolumeId()}.errorf(codes.NotFound, "there is none. Check that the volume exists"))
+	case lv.isSnapshot():
+		return failed(subjectOf(lv).errorf(codes.InvalidArgument, "a snapshot cannot be expanded. Restore it to a volume"))
+	case s.terminating():
+		return failed(subjectOf(lv).errorf(codes.FailedPrecondition, "it is being deleted, so it cannot be expanded. Use another volume"))
+	}
+	target, err := sizeOf(subjectOf(lv), r.GetCapacityRange(), 0)
+	if err != nil {
+		return failed(err)
+	}
+	about, current := subjectOf(lv), lv.size()
+	// Without a current size, spec.size is only what an earlier call has requested.
+	_, requested := lv.Annotations[n.resizeRequested()]
+	unknown := lv.Status.CurrentSize == 0 && (requested || s.before != nil)
+	switch {
+	case target <= current && lv.Spec.Size > current:
+		return step{action: doResize, lv: lv, size: current} // cancels an earlier expansion
+	case target <= current && !unknown:
+		return step{action: doAnswer, lv: lv}
+	case lv.Spec.Size != target && s.before != nil:
+		return failed(about.errorf(codes.Aborted, "another client changed spec.size during the expansion to %s. Repeat the call", target))
+	case lv.Spec.Size != target:
+		return decideRequest(n, target, s)
+	case s.before == nil && lv.Status.Code != 0:
+		return step{action: doResize, lv: lv, size: target, retry: true}
+	case s.before != nil && lv.Status.Code != 0 && lv.Status != *s.before, s.stale():
+		return step{action: doResize, lv: lv, size: current, err: nodeError(lv, false)}
+	}
+	wait := s.waitForNode()
+	wait.works = true
+	if lv.Status.Code != 0 && wait.action == doWait {
+		wait.until = earlier(wait.until, s.since.Add(staleAfter))
+	}
+	return wait
+}
+
+// stale reports whether topolvm-node has not changed the status of an earlier failure for a while: it has failed again.
+func (s volumeState) stale() bool {
+	return s.before != nil && s.lv.Status.Code != 0 && !s.now.Before(s.since.Add(staleAfter))
+}
+
+// decideRequest returns the step that requests an expansion, if the Node has enough space.
+func decideRequest(n names, target Bytes, s volumeState) step {
+	about, needed := subjectOf(s.lv), target-s.lv.size()
+	if s.node.object == nil {
+		if !s.node.read {
+			return step{action: doReadNode, value: s.node.value, lv: s.lv}
+		}
+		return failed(about.errorf(codes.FailedPrecondition, "the Node does not exist. Bring the node back"))
+	}
+	free, reported := n.available(s.node.object, s.lv.Spec.DeviceClass)
+	switch {
+	case !reported:
+		return failed(about.errorf(codes.FailedPrecondition, "the node reports no capacity of the device class. Check topolvm-node and "+
+			"lvmd on the node"))
+	case free < needed:
+		return failed(about.errorf(codes.ResourceExhausted, "the expansion to %s needs %d bytes, but the node has %d. Free space on the "+
+			"node, or request less", target, needed, free))
+	}
+	return step{action: doResize, lv: s.lv, size: target, retry: true}
+}
+
+// size returns the size of the volume. Old versions of topolvm-node report none.
+func (lv *LogicalVolume) size() Bytes {
+	if lv.Status.CurrentSize != 0 {
+		return lv.Status.CurrentSize
+	}
+	return lv.Spec.Size
+}
+
+// earlier returns the earlier of two times. A zero a means none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// String returns the value of "action" in logs.
+func (a action) String() string {
+	if a < doAnswer || a > doResize {
+		return fmt.Sprint(int(a))
+	}
+	return [...]string{"answer", "wait", "read volume", "read node", "read source", "create", "delete", "resize"}[a]
+}

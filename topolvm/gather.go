@@ -1,0 +1,207 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package topolvm
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// call is one running CSI call, with what it has read and written.
+type call struct {
+	s         *Service
+	c         *caches
+	operation string
+	changed   chan struct{} // has an element after a change of one of keys
+	keys      []waitKey
+
+	// known has the IDs that the call has found. If the cache does not have one any more, its LogicalVolume was deleted.
+	known map[string]bool
+	// read has the LogicalVolumes that the call has read from the API server or created: the cache may still have deleted ones.
+	read map[types.UID]bool
+	// began has those of read that had no LVM volume then.
+	began map[types.UID]bool
+	// removed has the LogicalVolumes whose deletion the call has requested.
+	removed map[types.UID]bool
+	// nodes has the Nodes by topology value that the cache lacks, as read from the API server; nil means that there is none.
+	nodes map[string]*corev1.Node
+	// sources has the sources by name that were read from the API server; nil means that there is none.
+	sources map[string]*LogicalVolume
+	// awaited is the LogicalVolume that topolvm-node works on for the call; empty means none yet.
+	awaited types.UID
+	// before is the status of an expansion at since, the time of its request.
+	before *Status
+	since  time.Time
+	waited time.Duration
+}
+
+// begin returns a new call of an operation. Call end after it.
+func (s *Service) begin(c *caches, operation string) *call {
+	return &call{
+		s: s, c: c, operation: operation, changed: make(chan struct{}, 1),
+		known: map[string]bool{}, read: map[types.UID]bool{}, began: map[types.UID]bool{}, removed: map[types.UID]bool{},
+		nodes: map[string]*corev1.Node{}, sources: map[string]*LogicalVolume{},
+	}
+}
+
+// end ends the call, whose result is err.
+func (k *call) end(err error) {
+	for _, key := range k.keys {
+		k.c.waits.remove(key, k.changed)
+	}
+	k.s.metrics.waited(k.operation, k.waited, err)
+}
+
+// follow makes each change of key end a wait. Call it before reading the cache.
+func (k *call) follow(key waitKey) {
+	if !slices.Contains(k.keys, key) {
+		k.keys = append(k.keys, key)
+		k.c.waits.add(key, k.changed)
+	}
+}
+
+// volumeState is what a decision knows about a LogicalVolume and its Node.
+type volumeState struct {
+	now     time.Time
+	lv      *LogicalVolume // the newest known version; nil: none
+	read    bool           // the call has read or created it
+	began   bool           // it had no LVM volume then
+	removed bool           // the call has requested its deletion
+	awaited types.UID
+	node    nodeState
+	before  *Status
+	since   time.Time
+}
+
+// terminating reports whether the LogicalVolume is being deleted. The cache may not show yet what the call has requested.
+func (s volumeState) terminating() bool { return s.lv.terminating() || s.removed }
+
+// state returns the state of lv, which may be nil.
+func (k *call) state(lv *LogicalVolume) volumeState {
+	s := volumeState{now: k.s.now(), lv: lv, awaited: k.awaited, before: k.before, since: k.since}
+	if lv != nil {
+		s.read, s.began, s.removed = k.read[lv.UID], k.began[lv.UID], k.removed[lv.UID]
+		s.node = k.node(lv.Spec.NodeName)
+	}
+	return s
+}
+
+// volume returns the newest known version of the LogicalVolume, or nil.
+func (k *call) volume(name string) *LogicalVolume {
+	k.follow(volumeKey(name))
+	lv, _ := k.c.lvs.Get(name)
+	return lv
+}
+
+// node returns the Node with a topology value.
+func (k *call) node(value string) nodeState {
+	k.follow(nodeKey(value))
+	n := nodeState{value: value, object: k.c.node(value)}
+	if n.object == nil {
+		n.object, n.read = k.nodes[value]
+	}
+	return n
+}
+
+// find returns the LogicalVolume with that ID, or nil if there is none.
+func (k *call) find(ctx context.Context, id string) (*LogicalVolume, error) {
+	about := subject{lv: "with ID " + id}
+	found := k.c.withID(id)
+	switch {
+	case len(found) > 1:
+		return nil, about.errorf(codes.Internal, "%s and %s have the same volume ID. Correct status.volumeID of one of them",
+			min(found[0].Name, found[1].Name), max(found[0].Name, found[1].Name))
+	case len(found) == 1:
+		k.known[id] = true
+		return k.volumeWithID(found[0].Name, id), nil
+	case k.known[id]:
+		return nil, nil
+	}
+	if _, deleted := k.c.deletions.name(id); deleted {
+		return nil, nil
+	}
+	name, err := k.s.lookup.name(ctx, id)
+	if err != nil {
+		return nil, apiError(ctx, about, "listing the LogicalVolumes", err)
+	}
+	if name == "" {
+		return nil, nil
+	}
+	if err := k.readVolume(ctx, name); err != nil {
+		return nil, err
+	}
+	return k.volumeWithID(name, id), nil
+}
+
+// volumeWithID returns the newest known version of the LogicalVolume with that name, or nil if it has another ID.
+func (k *call) volumeWithID(name, id string) *LogicalVolume {
+	lv := k.volume(name)
+	if lv == nil || string(lv.UID) != id && lv.Status.VolumeID != id {
+		return nil
+	}
+	return lv
+}
+
+// creationState is what the decision about a creation knows.
+type creationState struct {
+	volumeState
+	// sourceName is the name of the source in the request, empty if it is not known any more.
+	sourceName string
+	// source is the source of the LogicalVolume, or of the request if there is none; nil means that it does not exist.
+	source *LogicalVolume
+	// sourceRead reports that the API server has confirmed this version of source, or that there is none.
+	sourceRead bool
+	// place is the topology value and placeErr why there is none, if there is no LogicalVolume. node is its Node then.
+	place    string
+	placeErr error
+}
+
+// gatherCreation returns the state of a creation.
+func (k *call) gatherCreation(ctx context.Context, r creation) (s creationState, err error) {
+	lv := k.volume(r.name)
+	s.volumeState = k.state(lv)
+	if lv != nil {
+		return k.gatherSource(s, r), nil
+	}
+	if r.sourceID != "" {
+		if s.source, err = k.find(ctx, r.sourceID); err != nil {
+			return s, err
+		}
+	}
+	s.place, s.placeErr = place(k.s.names, r, s.source, k.c.nodes.List)
+	if s.placeErr == nil {
+		s.node = k.node(s.place)
+	}
+	return s, nil
+}
+
+// gatherSource adds the source of an existing LogicalVolume.
+func (k *call) gatherSource(s creationState, r creation) creationState {
+	if r.sourceID != "" {
+		if found := k.c.withID(r.sourceID); len(found) > 0 {
+			s.sourceName = found[0].Name
+		} else {
+			s.sourceName, _ = k.c.deletions.name(r.sourceID)
+		}
+	}
+	if name := s.lv.Spec.Source; name != "" && !s.lv.exists() {
+		s.source = k.volume(name)
+		live, read := k.sources[name]
+		s.sourceRead = read && versionOf(live) == versionOf(s.source)
+	}
+	return s
+}
+
+// versionOf returns the resourceVersion of lv, or "" if it is nil.
+func versionOf(lv *LogicalVolume) string {
+	if lv == nil {
+		return ""
+	}
+	return lv.ResourceVersion
+}

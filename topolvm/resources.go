@@ -1,0 +1,115 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package topolvm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
+)
+
+// Resource describes a LogicalVolume for the node cleanup.
+type Resource struct {
+	Name, Node, Handle, Version string // Node: topology value. Handle: ID of its volume
+	UID                         types.UID
+	Deleting                    bool
+}
+
+// Resources gives the node cleanup access to the LogicalVolumes. Its methods are safe for concurrent use.
+type Resources struct {
+	names  names
+	caches *caches
+	client *Client
+}
+
+// Resources returns the LogicalVolumes for the node cleanup, with requests as the client configuration for reads and writes. Call it after
+// [Service.Attach].
+func (s *Service) Resources(requests *rest.Config) (*Resources, error) {
+	client, err := NewClient(requests, s.cfg.Driver)
+	return &Resources{s.names, s.caches, client}, err
+}
+
+func resourceOf(lv *LogicalVolume) Resource {
+	return Resource{
+		Name: lv.Name, Node: lv.Spec.NodeName, Handle: string(lv.UID), Version: lv.ResourceVersion, UID: lv.UID, Deleting: lv.terminating(),
+	}
+}
+
+// List returns the cached LogicalVolumes, in no particular order.
+func (r *Resources) List() []Resource {
+	var all []Resource
+	for _, lv := range r.caches.volumes.List() {
+		all = append(all, resourceOf(lv))
+	}
+	return all
+}
+
+// Get reads a LogicalVolume from the API server. It returns nil if there is none.
+func (r *Resources) Get(ctx context.Context, name string) (*Resource, error) {
+	lv, err := r.client.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case kube.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading LogicalVolume %s: %w", name, err)
+	}
+	found := resourceOf(lv)
+	return &found, nil
+}
+
+var errChanged = errors.New("it has changed since it was read")
+
+// Remove deletes the LogicalVolume of a Node that does not return, in the version of res. One patch makes topolvm-node ignore it and
+// removes its finalizer, so that the deletion does not wait for the Node. The error is a conflict if it has changed, and nil if it does
+// not exist.
+func (r *Resources) Remove(ctx context.Context, res Resource) error {
+	lv, err := r.client.Get(ctx, res.Name, metav1.GetOptions{}) // for the finalizers of other components
+	switch {
+	case kube.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("reading LogicalVolume %s: %w", res.Name, err)
+	case lv.UID != res.UID || lv.ResourceVersion != res.Version:
+		return apierrors.NewConflict(r.names.resource().GroupResource(), res.Name, errChanged)
+	}
+	others := slices.DeleteFunc(slices.Clone(lv.Finalizers), func(f string) bool { return f == r.names.finalizer() })
+	data, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": res.UID, "resourceVersion": res.Version, "finalizers": others,
+		"annotations": map[string]string{r.names.pendingDeletion(): "true"},
+	}})
+	if err != nil {
+		return err
+	}
+	marked, err := r.client.Patch(ctx, res.Name, types.MergePatchType, data, metav1.PatchOptions{})
+	if kube.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("removing finalizer %s of LogicalVolume %s: %w", r.names.finalizer(), res.Name, err)
+	}
+	err = r.client.Delete(ctx, res.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &marked.UID, ResourceVersion: &marked.ResourceVersion},
+	})
+	if err != nil && !kube.IsNotFound(err) {
+		return fmt.Errorf("deleting LogicalVolume %s: %w", res.Name, err)
+	}
+	return nil
+}
+
+// OnChange has changed called with the topology value of each LogicalVolume that is created, changed or deleted from now on. It must not
+// block. A later call replaces changed.
+func (r *Resources) OnChange(changed func(node string)) {
+	r.caches.mu.Lock()
+	defer r.caches.mu.Unlock()
+	r.caches.observer = changed
+}
