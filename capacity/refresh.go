@@ -40,6 +40,13 @@ func (c *Controller) VolumeDeleted(pv *corev1.PersistentVolume) {
 	}
 }
 
+// SegmentChanged schedules a refresh of the segment with these labels, in all classes: the driver reports another capacity for it.
+func (c *Controller) SegmentChanged(labels map[string]string) {
+	if t := c.term.Load(); t != nil {
+		t.refresh(t.state.pairsOf(segmentOf(labels)))
+	}
+}
+
 // refreshVolume refreshes the segments of pv. The node affinity of an in-tree volume may
 // have labels that are no topology keys of the driver; then it refreshes the whole class.
 func (t *term) refreshVolume(pv *corev1.PersistentVolume) {

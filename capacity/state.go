@@ -157,6 +157,16 @@ func (s *state) pairsOfVolume(pv *corev1.PersistentVolume) []pair {
 	return pairs
 }
 
+// pairsOf returns the pairs of all classes in seg, or nil if it has no nodes.
+func (s *state) pairsOf(seg segment) []pair {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.nodes.segments[seg] == 0 {
+		return nil
+	}
+	return s.pairsOfSegment(seg)
+}
+
 // knownSegments returns the segments of terms that have nodes or are in the removal grace,
 // without duplicates.
 func (s *state) knownSegments(terms []corev1.NodeSelectorTerm) []segment {

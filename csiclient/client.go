@@ -39,6 +39,9 @@ type Config struct {
 	MaxLogLength int
 	// Dial opens the connections to Address. Nil means the socket.
 	Dial dialer
+	// OwnDriver means that Dial reaches a driver of this process, which becomes ready while the process works: [Client.Connect]
+	// does not wait for that, and [Client.CheckHealth] does not require it.
+	OwnDriver bool
 }
 
 // DefaultConfig returns the defaults of the flags.
@@ -254,7 +257,10 @@ func (c *Client) await(ctx context.Context, final func(error) bool, read func() 
 		if err := c.awaitConnection(ctx); err != nil {
 			return waitError(ctx, c.cfg.Address, last)
 		}
-		err := c.probe(ctx)
+		var err error
+		if !c.cfg.OwnDriver {
+			err = c.probe(ctx)
+		}
 		if err == nil {
 			err = read()
 		}

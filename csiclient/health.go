@@ -44,6 +44,10 @@ func (c *Client) checkHealth(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
+	if c.cfg.OwnDriver {
+		_, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
+		return err
+	}
 	response, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		return fmt.Errorf("probing the driver at %s: Probe: %w", c.cfg.Address, err)

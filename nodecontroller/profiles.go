@@ -58,7 +58,6 @@ func topolvm(d string, differences map[string]any) profile {
 		"device-class-parameter":         d + "/device-class",
 		"default-device-class":           "00default",
 		"topology-node-key":              "topology." + d + "/node",
-		"enable-webhooks":                true,
 		"node-cleanup":                   nodecleanup.ModeClaims,
 		"node-cleanup-scope":             nodecleanup.ScopeAll,
 		"node-cleanup-unbound":           nodecleanup.UnboundDelete,

@@ -281,3 +281,6 @@ func (o *onceEach) first(value string) bool {
 	o.seen[value] = true
 	return true
 }
+
+// TopologyKey returns the label of the Nodes whose values LogicalVolumes name.
+func (s *Service) TopologyKey() string { return s.names.topologyKey() }

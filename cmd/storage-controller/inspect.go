@@ -30,7 +30,7 @@ import (
 // roleCommands are the roles of each command that a container may run.
 var roleCommands = map[string]app.Selection{
 	"all": app.All, "provision": app.Provision, "attach": app.Attach, "resize": app.Resize, "snapshot": app.Snapshot,
-	"capacity": app.Capacity, "nodecontroller": app.Nodecontroller,
+	"capacity": app.Capacity, "nodecontroller": app.Nodecontroller, "topolvm": app.Topolvm(false),
 }
 
 // commandLine is the command line of a process that doctor inspects.

@@ -18,6 +18,9 @@ import (
 	"github.com/storage-controller/storage-controller/internal/settings"
 )
 
+// topolvmController is the name of the program that the command topolvm replaces.
+const topolvmController = "topolvm-controller"
+
 // aliases maps the programs that this one replaces to subcommands: under such a name it runs the subcommand.
 var aliases = map[string]string{
 	"csi-provisioner": "provision",
@@ -25,6 +28,7 @@ var aliases = map[string]string{
 	"csi-resizer":     "resize",
 	"csi-snapshotter": "snapshot",
 	"livenessprobe":   "livenessprobe",
+	topolvmController: "topolvm",
 
 	// kubectl finds these as plugins: "kubectl storage-explain".
 	"kubectl-storage_audit":   "audit",
@@ -72,6 +76,8 @@ file over the default.`,
 		newRoleCommand("capacity", name, "Publish CSIStorageCapacity objects (replaces csi-provisioner --enable-capacity)", app.Capacity),
 		newRoleCommand("snapshot", name, "Create and delete snapshots (replaces csi-snapshotter)", app.Snapshot),
 		newNodecontrollerCommand(name),
+		newRoleCommand("topolvm", name, "Run the controller pod of TopoLVM in one process, with its CSI service (replaces topolvm-controller)",
+			app.Topolvm(name == topolvmController)),
 		newLivenessprobeCommand(name),
 		newRoleCommand("all", name, "Run every role that the driver supports in one process", app.All),
 		newConfigCommand(),

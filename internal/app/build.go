@@ -55,6 +55,11 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 	if p.csi != nil {
 		t.driver = p.csi
 	}
+	if p.own != nil {
+		if err := p.own.attach(ctx, &b.shared, config, p.Version); err != nil {
+			return nil, err
+		}
+	}
 	if err := b.addRoles(ctx, t, chosen); err != nil {
 		return nil, err
 	}

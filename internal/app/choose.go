@@ -71,7 +71,7 @@ func (c Config) choose(d csiclient.Driver) (chosen []Role, others []skipped) {
 // nameWithoutConnection returns the name of the driver if the roles need no connection to it and none was
 // requested, else "".
 func (c Config) nameWithoutConnection() string {
-	if c.Origin("csi-address") != "" || c.Origin("csi-socket") != "" || len(c.roles) > 1 && !namesRoles(c.Settings) {
+	if c.service || c.Origin("csi-address") != "" || c.Origin("csi-socket") != "" || len(c.roles) > 1 && !namesRoles(c.Settings) {
 		return ""
 	}
 	name := ""

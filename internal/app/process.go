@@ -34,6 +34,7 @@ type process struct {
 	registry       prometheus.Registerer
 	server         *diagnostics
 	page           *status
+	own            *ownDriver        // nil unless the process serves the driver
 	csi            *csiclient.Client // nil if no role calls the driver
 	health         driverHealth
 	driver         csiclient.Driver
@@ -74,6 +75,13 @@ func (c Config) Run(ctx context.Context) error {
 	config, err := restConfig(c)
 	if err != nil {
 		return err
+	}
+	if c.service {
+		if p.own, err = p.startDriver(ctx); err != nil {
+			return err
+		}
+		defer p.own.close(ctx)
+		server.ready("csidriver", p.own.service.CheckCSIDriver)
 	}
 	err = p.connect(ctx)
 	if p.csi != nil {
@@ -122,6 +130,9 @@ func (p *process) work(ctx, services context.Context, stopServices func(), terms
 	if p.csi != nil {
 		group.Go(func() error { return cancelOn(cancel, p.watchConnection(ctx, services)) })
 	}
+	if p.own != nil {
+		group.Go(func() error { return cancelOn(cancel, <-p.own.served) })
+	}
 	group.Go(func() error {
 		defer stopServices()
 		return cancelOn(cancel, terms.run(work))
@@ -158,7 +169,7 @@ func (p *process) connect(ctx context.Context) error {
 		metrics.RegisterDriver(p.registry, name)
 		return nil
 	}
-	csi, err := csiclient.New(p.DriverConfig(), p.registry)
+	csi, err := csiclient.New(p.own.driverConfig(p.DriverConfig()), p.registry)
 	if err != nil {
 		return err
 	}

@@ -179,6 +179,10 @@ type Selection struct {
 	// all reports whether the capabilities of the driver decide which roles run, unless --controllers
 	// does. Otherwise the first role always runs, and flags enable the others.
 	all bool
+	// service reports that the process serves the CSI service that its roles call.
+	service bool
+	// defaults replace those of options of the process, and of options of a role after its name and a dot.
+	defaults map[string]any
 }
 
 // Names returns the names of the roles.
@@ -216,7 +220,21 @@ func (c Selection) Schema() settings.Schema {
 			Unused: !contains(c.roles, r.Name)}
 		schema.Sections = append(schema.Sections, section)
 	}
+	schema.Sections = append(schema.Sections, topolvmSection(!c.service))
+	c.setDefaults("", schema.Common)
+	for _, section := range schema.Sections {
+		c.setDefaults(section.Name+".", section.Options)
+	}
 	return schema
+}
+
+// setDefaults replaces the defaults of options, whose names in c.defaults have a prefix.
+func (c Selection) setDefaults(prefix string, options []settings.Option) {
+	for i, o := range options {
+		if def, ok := c.defaults[prefix+o.Name]; ok {
+			options[i].Default = def
+		}
+	}
 }
 
 // sharedOptions returns the options of the process that some commands do not have.
@@ -237,5 +255,8 @@ var controllersOption = settings.Option{
 func (c Selection) Read(fs *pflag.FlagSet, version string) (Config, error) {
 	read := func() (settings.Settings, error) { return settings.Read(fs, c.Schema()) }
 	s, err := read()
+	if err == nil && c.service {
+		s.Common.Logging, err = settings.Of[serviceConfig](s, topolvmName).logging(s.Common.Logging, s.Origin)
+	}
 	return Config{Settings: s, Selection: c, Version: version, file: settings.ConfigFile(fs), reread: read}, err
 }

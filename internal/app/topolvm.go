@@ -1,0 +1,235 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/nodecontroller"
+	"github.com/storage-controller/storage-controller/topolvm"
+)
+
+const topolvmName = "topolvm"
+
+// legacyVariable selects the first name of the driver with any value, as in topolvm-controller.
+const legacyVariable = "USE_LEGACY"
+
+// Topolvm returns the roles of the controller pod of TopoLVM, with its CSI service. replacing reports that the program runs under the
+// name topolvm-controller: the sidecars of the pod call the service, and the flags have the defaults of topolvm-controller.
+func Topolvm(replacing bool) Selection {
+	defaults := map[string]any{
+		"csi-socket": "/run/topolvm/csi-topolvm.sock", "metrics-bind-address": ":8080", "health-probe-bind-address": ":8081",
+		"leader-election": true, "leader-election-retry-period": 2 * time.Second,
+		"provisioner.provisioning-protection": "always", "provisioner.extra-create-metadata": true, "provisioner.strict-topology": false,
+		"capacity.capacity-ownerref-level": 2,
+		"nodecontroller.profile":           nodecontroller.ProfileTopoLVM,
+	}
+	if os.Getenv(legacyVariable) != "" {
+		defaults["nodecontroller.profile"], defaults["topolvm.use-legacy"] = nodecontroller.ProfileTopoLVMLegacy, true
+	}
+	if replacing {
+		defaults["controllers"], defaults["nodecontroller.enable-webhooks"] = nodecontrollerName, true
+	} else {
+		defaults["driver-health-endpoint"] = ":9808"
+	}
+	return Selection{
+		all: true, service: true, defaults: defaults,
+		roles: []Role{provisionerRole, capacityRole, nodecontrollerRole, resizerRole, snapshotterRole},
+	}
+}
+
+// serviceConfig holds the flags of the CSI service of TopoLVM.
+type serviceConfig struct {
+	UseLegacy bool   `mapstructure:"use-legacy"`
+	Block     string `mapstructure:"minimum-allocation-block"` // quantities
+	Ext4      string `mapstructure:"minimum-allocation-ext4"`
+	XFS       string `mapstructure:"minimum-allocation-xfs"`
+	Btrfs     string `mapstructure:"minimum-allocation-btrfs"`
+
+	ZapEncoder  string `mapstructure:"zap-encoder"`
+	ZapLogLevel string `mapstructure:"zap-log-level"`
+	// These have no effect.
+	ZapDevel           bool   `mapstructure:"zap-devel"`
+	ZapStacktraceLevel string `mapstructure:"zap-stacktrace-level"`
+	ZapTimeEncoding    string `mapstructure:"zap-time-encoding"`
+}
+
+// topolvmSection returns the options of the CSI service of TopoLVM. unused reports that the command does not serve it.
+func topolvmSection(unused bool) settings.Section {
+	options := []settings.Option{{Name: "use-legacy", Default: false,
+		Usage: "serve the driver topolvm.cybozu.com, as with a value of the environment variable " + legacyVariable}}
+	for _, minimum := range []struct{ name, size, of string }{
+		{"block", "8Mi", "block volumes"}, {"ext4", "32Mi", "volumes with ext4"}, {"xfs", "300Mi", "volumes with xfs"},
+		{"btrfs", "200Mi", "volumes with btrfs"},
+	} {
+		options = append(options, settings.Option{Name: "minimum-allocation-" + minimum.name, Default: minimum.size,
+			Usage: "minimum size of " + minimum.of + "; smaller requests get it; 0 and negative values mean none"})
+	}
+	options = append(options, []settings.Option{
+		{Name: "zap-encoder", Default: "", Usage: "json or console: sets --logging-format to json or text"},
+		{Name: "zap-log-level", Default: "", Usage: "debug, info, error, panic or a number: sets --v to 1, 0, 0, 0 or the number"},
+		{Name: "zap-devel", Default: false, Usage: "has no effect"},
+		{Name: "zap-stacktrace-level", Default: "", Usage: "has no effect"},
+		{Name: "zap-time-encoding", Default: "", Usage: "has no effect"},
+	}...)
+	return settings.Section{Name: topolvmName, Options: options, Config: func() any { return &serviceConfig{} }, Unused: unused}
+}
+
+// driver returns the name of the driver.
+func (c serviceConfig) driver() string {
+	if c.UseLegacy {
+		return topolvm.LegacyDriver
+	}
+	return topolvm.Driver
+}
+
+// minimum returns the smallest sizes of volumes, or an error for each flag that is not a quantity.
+func (c serviceConfig) minimum() (topolvm.Minimum, error) {
+	var m topolvm.Minimum
+	var errs []error
+	for _, of := range []struct {
+		flag, text string
+		size       *int64
+	}{{"block", c.Block, &m.Block}, {"ext4", c.Ext4, &m.Ext4}, {"xfs", c.XFS, &m.XFS}, {"btrfs", c.Btrfs, &m.Btrfs}} {
+		quantity, err := resource.ParseQuantity(of.text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--minimum-allocation-%s: must be a quantity, such as 32Mi, got %q", of.flag, of.text))
+		}
+		*of.size = quantity.Value()
+	}
+	return m, errors.Join(errs...)
+}
+
+// logging returns the settings of the logs with those of zap in place of defaults.
+func (c serviceConfig) logging(l settings.Logging, origin func(string) settings.Origin) (settings.Logging, error) {
+	formats := map[string]string{"": l.Format, "json": "json", "console": "text"}
+	levels := map[string]int{"": l.Verbosity, "debug": 1, "info": 0, "error": 0, "panic": 0}
+	format, known := formats[c.ZapEncoder]
+	if !known {
+		return l, fmt.Errorf("--zap-encoder: must be json or console, got %q", c.ZapEncoder)
+	}
+	level, known := levels[c.ZapLogLevel]
+	if !known {
+		number, err := strconv.Atoi(c.ZapLogLevel)
+		if err != nil || number < 0 {
+			return l, fmt.Errorf("--zap-log-level: must be debug, info, error, panic or a number, got %q", c.ZapLogLevel)
+		}
+		level = number
+	}
+	if origin("logging-format") == "" {
+		l.Format = format
+	}
+	if origin("v") == "" {
+		l.Verbosity = level
+	}
+	return l, nil
+}
+
+// validateService returns every error in the settings of a command that serves the driver.
+func (c Config) validateService() error {
+	if !c.service {
+		return nil
+	}
+	cfg := settings.Of[serviceConfig](c.Settings, topolvmName)
+	_, err := cfg.minimum()
+	errs := []error{err}
+	for _, name := range []string{"csi-address", "exit-on-connection-loss"} {
+		if c.Origin(name) != "" {
+			errs = append(errs, fmt.Errorf("--%s: this command serves the driver itself, at --csi-socket. Remove the flag", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ownDriver is the CSI service of TopoLVM in this process. The roles call it in memory, other containers of the pod on its socket.
+type ownDriver struct {
+	service *topolvm.Service
+	memory  *bufconn.Listener
+	server  *grpc.Server // of memory
+	served  chan error   // has the result of serving the socket
+	stop    context.CancelFunc
+	grace   time.Duration // for running calls at the end
+}
+
+// memorySize is the number of bytes that a connection in memory buffers in each direction.
+const memorySize = 64 << 10
+
+// startDriver serves the driver from now on. New calls on the socket fail once ctx ends.
+func (p *process) startDriver(ctx context.Context) (*ownDriver, error) {
+	cfg := settings.Of[serviceConfig](p.Settings, topolvmName)
+	for _, name := range []string{"zap-devel", "zap-stacktrace-level", "zap-time-encoding"} {
+		if p.Origin(topolvmName+"."+name) != "" {
+			klog.FromContext(ctx).Info("Flag has no effect", "flag", "--"+name)
+		}
+	}
+	minimum, err := cfg.minimum()
+	if err != nil {
+		return nil, err
+	}
+	service, err := topolvm.New(topolvm.Config{Driver: cfg.driver(), Version: p.Version, Minimum: minimum}, p.registry)
+	if err != nil {
+		return nil, err
+	}
+	socket, err := openSocket(ctx, p.DriverConfig().Address)
+	if err != nil {
+		return nil, fmt.Errorf("--csi-socket: %w", err)
+	}
+	d := &ownDriver{service: service, memory: bufconn.Listen(memorySize), server: service.Server(), served: make(chan error, 1),
+		grace: p.DriverConfig().Timeout + 10*time.Second}
+	ctx, d.stop = context.WithCancel(ctx)
+	go func() { d.served <- socket.serve(ctx, service.Server(), d.grace) }()
+	go func() { _ = d.server.Serve(d.memory) }() // ends with the server
+	klog.FromContext(ctx).Info("Serving the CSI driver", "driver", cfg.driver(), "socket", socket.path)
+	return d, nil
+}
+
+// dial returns a connection in memory.
+func (d *ownDriver) dial(ctx context.Context, _ string) (net.Conn, error) {
+	return d.memory.DialContext(ctx)
+}
+
+// attach gives the service its caches, before they start.
+func (d *ownDriver) attach(ctx context.Context, s *shared, config *rest.Config, version string) error {
+	s.informers.Retain(topolvm.RetainedFields())
+	return d.service.Attach(ctx, topolvm.Deps{
+		Requests: kube.ForRole(config, version, topolvmName, 0, 0), Watches: s.watches, Informers: s.informers.For(topolvmName),
+		CapacityChanged: func(node, _ string) {
+			if c := s.running.capacity.Load(); c != nil {
+				c.SegmentChanged(map[string]string{d.service.TopologyKey(): node})
+			}
+		},
+	})
+}
+
+// close ends the service after the roles have ended.
+func (d *ownDriver) close(ctx context.Context) {
+	d.stop()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.grace)
+	defer cancel()
+	d.service.Shutdown(ctx)
+	d.server.Stop()
+}
+
+// driverConfig returns the configuration of the connection to the driver, which may be d.
+func (d *ownDriver) driverConfig(cfg csiclient.Config) csiclient.Config {
+	if d != nil {
+		cfg.Dial, cfg.OwnDriver = d.dial, true
+	}
+	return cfg
+}

@@ -1,0 +1,305 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	grpcstatus "google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/workloop"
+	"github.com/storage-controller/storage-controller/topolvm"
+	"github.com/storage-controller/storage-controller/topolvm/topolvmtest"
+)
+
+// pod is a controller pod of TopoLVM: one process of the command topolvm.
+type pod struct {
+	t                         *testing.T
+	client                    kubernetes.Interface
+	lvs                       *topolvm.Client
+	ns, socket                string
+	metrics, health, liveness string // addresses
+	drain                     context.CancelCauseFunc
+	ended                     chan error
+}
+
+// startPod starts the command topolvm with further arguments. Its driver is installed.
+func startPod(t *testing.T, replacing bool, args ...string) *pod {
+	t.Helper()
+	cp := kubetest.Get(t)
+	kubetest.InstallCRDs(t, cp)
+	topolvmtest.Install(t, cp.Client(), topolvm.Driver)
+	p := &pod{t: t, client: cp.Client(), ns: kubetest.Namespace(t, cp), ended: make(chan error, 1)}
+	var err error
+	if p.lvs, err = topolvm.NewClient(cp.Config(), topolvm.Driver); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "topolvm") // the name of the directory of t may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	p.socket = filepath.Join(dir, "csi.sock")
+	p.metrics, p.health, p.liveness = freeAddress(t), freeAddress(t), freeAddress(t)
+	for name, value := range map[string]string{"POD_NAME": "controller-0", "POD_NAMESPACE": p.ns, "NAMESPACE": p.ns} {
+		t.Setenv(name, value)
+	}
+	selection, fs := Topolvm(replacing), pflag.NewFlagSet("topolvm", pflag.ContinueOnError)
+	selection.Schema().Register(fs)
+	args = append([]string{"--csi-socket=" + p.socket, "--metrics-bind-address=" + p.metrics, "--health-probe-bind-address=" + p.health,
+		"--capacity-ownerref-level=-1", "--leader-election-namespace=" + p.ns}, args...)
+	if !replacing {
+		args = append(args, "--driver-health-endpoint="+p.liveness)
+	}
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	c, err := selection.Read(fs, "v1.2.3")
+	if err == nil {
+		c = c.Enabled()
+		c.API, c.KeepMemory = cp.Config(), true
+		err = errors.Join(c.Validate(), c.ValidateEnvironment())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, drain := context.WithCancelCause(context.WithoutCancel(t.Context()))
+	p.drain = drain
+	go func() { p.ended <- c.Run(ctx) }()
+	t.Cleanup(func() { _ = p.stop() })
+	return p
+}
+
+// stop ends the process as SIGTERM does, and returns its result.
+func (p *pod) stop() error {
+	p.drain(fmt.Errorf("terminated: %w", workloop.ErrDrain))
+	err := <-p.ended
+	p.ended <- err
+	return err
+}
+
+func freeAddress(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// get returns the status and the body of an endpoint; 0 if nobody listens.
+func (p *pod) get(address, path string) (int, string) {
+	r, err := http.Get("http://" + address + path)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer r.Body.Close()
+	body, _ := io.ReadAll(r.Body)
+	return r.StatusCode, string(body)
+}
+
+// ready waits until the process is ready, and leads.
+func (p *pod) ready() {
+	p.t.Helper()
+	kubetest.Eventually(p.t, "the process is ready", func(context.Context) error {
+		code, body := p.get(p.health, "/readyz?verbose")
+		if code != http.StatusOK {
+			return errors.New(body)
+		}
+		return nil
+	})
+}
+
+// node starts a fake topolvm-node.
+func (p *pod) node(name string) *topolvmtest.Node {
+	return topolvmtest.Start(p.t, kubetest.Get(p.t).Config(), topolvmtest.Config{Driver: topolvm.Driver, Name: p.ns + "-" + name,
+		Classes: topolvmtest.Classes()})
+}
+
+// class creates a StorageClass.
+func (p *pod) class() string {
+	p.t.Helper()
+	name, mode := p.ns+"-class", storagev1.VolumeBindingWaitForFirstConsumer
+	_, err := p.client.StorageV1().StorageClasses().Create(p.t.Context(), &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: topolvm.Driver, VolumeBindingMode: &mode,
+		Parameters: map[string]string{topolvm.Driver + "/device-class": "thin"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return name
+}
+
+// claim creates a claim with a selected node.
+func (p *pod) claim(name, class, node string) *corev1.PersistentVolumeClaim {
+	p.t.Helper()
+	claim, err := p.client.CoreV1().PersistentVolumeClaims(p.ns).Create(p.t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
+			"volume.kubernetes.io/selected-node": node, "volume.kubernetes.io/storage-provisioner": topolvm.Driver,
+		}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return claim
+}
+
+// volumeOf waits for the PersistentVolume of a claim.
+func (p *pod) volumeOf(claim *corev1.PersistentVolumeClaim) (pv *corev1.PersistentVolume) {
+	p.t.Helper()
+	kubetest.Eventually(p.t, "claim "+claim.Name+" has a volume", func(ctx context.Context) (err error) {
+		pv, err = p.client.CoreV1().PersistentVolumes().Get(ctx, "pvc-"+string(claim.UID), metav1.GetOptions{})
+		return err
+	})
+	return pv
+}
+
+// release does what the controllers of Kubernetes do when the claim of a bound volume was deleted, and later the volume.
+func (p *pod) release(pv *corev1.PersistentVolume) {
+	p.t.Helper()
+	volumes := p.client.CoreV1().PersistentVolumes()
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		pv, err := volumes.Get(p.t.Context(), pv.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		pv.Finalizers = slices.DeleteFunc(pv.Finalizers, func(f string) bool { return f == "kubernetes.io/pv-protection" })
+		if pv, err = volumes.Update(p.t.Context(), pv, metav1.UpdateOptions{}); err != nil {
+			return err
+		}
+		pv.Status.Phase = corev1.VolumeReleased
+		_, err = volumes.UpdateStatus(p.t.Context(), pv, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// controller returns a client of the socket, as a sidecar of the pod has it.
+func (p *pod) controller() (csi.ControllerClient, csi.IdentityClient) {
+	p.t.Helper()
+	conn, err := grpc.NewClient("unix://"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { conn.Close() })
+	return csi.NewControllerClient(conn), csi.NewIdentityClient(conn)
+}
+
+// TestTopolvmScenario has the scenarios of the whole process. They run one after the other: all have the same driver.
+func TestTopolvmScenario(t *testing.T) {
+	t.Run("068_claim_to_volume_and_back", func(t *testing.T) {
+		p := startPod(t, false)
+		node, class := p.node("a"), p.class()
+		p.ready()
+		claim := p.claim("data", class, node.Name())
+		pv := p.volumeOf(claim)
+		term := pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]
+		if term.Key != "topology."+topolvm.Driver+"/node" || !slices.Equal(term.Values, []string{node.Name()}) || len(node.Volumes()) != 1 {
+			t.Errorf("the volume has the node affinity %v, and the node the volumes %v", term, node.Volumes())
+		}
+		if err := p.client.CoreV1().PersistentVolumeClaims(p.ns).Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		p.release(pv)
+		kubetest.Eventually(t, "the volume is deleted", func(ctx context.Context) error {
+			_, err := p.client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+			if n := len(node.Volumes()); !apierrors.IsNotFound(err) || n > 0 {
+				return fmt.Errorf("PersistentVolume: %v, %d LVM volumes", err, n)
+			}
+			return nil
+		})
+		if err := p.stop(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(p.socket); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the socket after the end: %v", err)
+		}
+	})
+	t.Run("083_endpoints", func(t *testing.T) {
+		p := startPod(t, false)
+		p.ready()
+		for address, path := range map[string]string{p.metrics: "/metrics", p.health: "/healthz", p.liveness: "/healthz"} {
+			if code, body := p.get(address, path); code != http.StatusOK {
+				t.Errorf("%s%s answers %d: %s", address, path, code, body)
+			}
+		}
+		if _, body := p.get(p.metrics, "/metrics"); !strings.Contains(body, "storage_controller_topolvm_panics_total") {
+			t.Error("the metrics of the service are missing")
+		}
+	})
+	t.Run("006_every_replica_answers", func(t *testing.T) {
+		first := startPod(t, false)
+		node := first.node("a")
+		second := startPod(t, false, "--leader-election-namespace="+first.ns)
+		first.ready()
+		second.ready()
+		for i, p := range []*pod{first, second} {
+			controller, _ := p.controller()
+			response, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+				Name: fmt.Sprintf("%s-%d", p.ns, i), VolumeCapabilities: []*csi.VolumeCapability{{
+					AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+					AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+				}},
+				AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{
+					{Segments: map[string]string{"topology." + topolvm.Driver + "/node": node.Name()}}}},
+			})
+			if err != nil {
+				t.Errorf("replica %d: %v", i, err)
+				continue
+			}
+			if _, err := controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: response.GetVolume().GetVolumeId()}); err != nil {
+				t.Errorf("replica %d: %v", i, err)
+			}
+		}
+	})
+	t.Run("003_csidriver", func(t *testing.T) {
+		p := startPod(t, false)
+		p.ready()
+		drivers := p.client.StorageV1().CSIDrivers()
+		if err := drivers.Delete(t.Context(), topolvm.Driver, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		_, identity := p.controller()
+		kubetest.Eventually(t, "the missing CSIDriver is reported", func(ctx context.Context) error {
+			_, err := identity.Probe(ctx, &csi.ProbeRequest{})
+			readiness, _ := p.get(p.health, "/readyz/csidriver")
+			liveness, _ := p.get(p.liveness, "/healthz")
+			if grpcstatus.Code(err) != codes.FailedPrecondition || readiness != http.StatusServiceUnavailable || liveness != http.StatusOK {
+				return fmt.Errorf("Probe: %v, readiness %d, liveness %d", err, readiness, liveness)
+			}
+			return nil
+		})
+		topolvmtest.Install(t, p.client, topolvm.Driver)
+		p.ready()
+	})
+}
