@@ -504,26 +504,49 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 			t.Errorf("the object of version %q or later: %t, want %t", version, fresh, want)
 		}
 	}
-	term := NewTermCache(volumes)
-	for _, step := range []struct {
-		what string
-		do   func() error
-		want bool
-	}{
-		{"before anything", func() error { return nil }, false},
-		{"after a read", func() error { _, _, err := term.Refetch(t.Context(), client, pv); return err }, true},
-		{"after a write without a response", func() error { term.Unanswered(pv); return nil }, false},
-		{"after another write", func() error {
-			_, err := term.Patch(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "later"}})
-			return err
-		}, false},
-		{"after another read", func() error { _, _, err := term.Refetch(t.Context(), client, pv); return err }, true},
-	} {
-		if err := step.do(); err != nil {
-			t.Fatal(err)
-		}
-		if _, fresh, _ := term.Fresh(pv.Name); fresh != step.want {
-			t.Errorf("%s, the object is fresh: %t", step.what, fresh)
+	const never = "9223372036854775807"
+	for _, latest := range []string{"", never, pv.ResourceVersion} {
+		term, reached := NewTermCache(volumes), latest == pv.ResourceVersion
+		term.latest = latest
+		for _, step := range []struct {
+			what    string
+			do      func() error
+			want    bool
+			entries int // zero instead for a fresh object of a cache that has reached latest
+		}{
+			{"before anything", func() error { return nil }, reached, 0},
+			{"after a read", func() error { _, _, err := term.Refetch(t.Context(), client, pv); return err }, true, 1},
+			{"after a doubt", func() error { term.Doubt(pv); return nil }, false, 1},
+			{"after a write", func() error {
+				_, err := term.Patch(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "after " + latest}})
+				return err
+			}, false, 1},
+			{"after another read", func() error { _, _, err := term.Refetch(t.Context(), client, pv); return err }, true, 1},
+			{"without an object that was deleted", func() error {
+				deleted := pv.DeepCopy()
+				deleted.Name, deleted.UID = "deleted", "deleted"
+				term.pruneAt = 2
+				term.mark(deleted, true)
+				return nil
+			}, true, 1},
+			{"with a cache that has reached latest", func() error {
+				term.latest, reached = pv.ResourceVersion, true
+				term.Observe(pv)
+				return nil
+			}, true, 1},
+		} {
+			if err := step.do(); err != nil {
+				t.Fatal(err)
+			}
+			if _, fresh, _ := term.Fresh(pv.Name); fresh != step.want {
+				t.Errorf("latest %q, %s: the object is fresh: %t", latest, step.what, fresh)
+			}
+			if reached && step.want {
+				step.entries = 0
+			}
+			if len(term.acted) != step.entries {
+				t.Errorf("latest %q, %s: %d entries, want %d", latest, step.what, len(term.acted), step.entries)
+			}
 		}
 	}
 	unseen, err := PatchMetadata(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "unseen"}})
