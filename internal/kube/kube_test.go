@@ -264,6 +264,12 @@ func TestMetadataPatch(t *testing.T) {
 func live(t *testing.T, change func(*corev1.PersistentVolume)) (*kubetest.ControlPlane, *corev1.PersistentVolume) {
 	t.Helper()
 	c := kubetest.Get(t, kubetest.WithAudit())
+	return c, createVolume(t, c, change)
+}
+
+// createVolume creates a volume. Its name is new.
+func createVolume(t *testing.T, c *kubetest.ControlPlane, change func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
+	t.Helper()
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "pv-", Finalizers: []string{"example.com/theirs"}},
 		Spec: corev1.PersistentVolumeSpec{
@@ -282,7 +288,7 @@ func live(t *testing.T, change func(*corev1.PersistentVolume)) (*kubetest.Contro
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c, pv
+	return pv
 }
 
 func TestChangeAtTheAPIServer(t *testing.T) {
@@ -490,63 +496,6 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 		}
 		if seen := byHandle(own, pv); len(seen) != 1 || seen[0].Annotations["n"] != fmt.Sprint(i) {
 			t.Fatalf("write %d is not visible by the handle, but %d objects", i, len(seen))
-		}
-	}
-	for version, want := range map[string]bool{"": false, "1": true, pv.ResourceVersion: true, "9223372036854775807": false} {
-		term := NewTermCache(volumes)
-		list := func(context.Context, metav1.ListOptions) (*corev1.PersistentVolumeList, error) {
-			return &corev1.PersistentVolumeList{ListMeta: metav1.ListMeta{ResourceVersion: version}}, nil
-		}
-		if err := BeginTerm(t.Context(), term, list); err != nil {
-			t.Fatal(err)
-		}
-		if seen, fresh, ok := term.Fresh(pv.Name); !ok || seen.UID != pv.UID || fresh != want {
-			t.Errorf("the object of version %q or later: %t, want %t", version, fresh, want)
-		}
-	}
-	const never = "9223372036854775807"
-	for _, latest := range []string{"", never, pv.ResourceVersion} {
-		term, reached := NewTermCache(volumes), latest == pv.ResourceVersion
-		term.latest = latest
-		for _, step := range []struct {
-			what    string
-			do      func() error
-			want    bool
-			entries int // zero instead for a fresh object of a cache that has reached latest
-		}{
-			{"before anything", func() error { return nil }, reached, 0},
-			{"after a read", func() error { _, _, err := term.Refetch(t.Context(), client, pv); return err }, true, 1},
-			{"after a doubt", func() error { term.Doubt(pv); return nil }, false, 1},
-			{"after a write", func() error {
-				_, err := term.Patch(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "after " + latest}})
-				return err
-			}, false, 1},
-			{"after another read", func() error { _, _, err := term.Refetch(t.Context(), client, pv); return err }, true, 1},
-			{"without an object that was deleted", func() error {
-				deleted := pv.DeepCopy()
-				deleted.Name, deleted.UID = "deleted", "deleted"
-				term.pruneAt = 2
-				term.mark(deleted, true)
-				return nil
-			}, true, 1},
-			{"with a cache that has reached latest", func() error {
-				term.latest, reached = pv.ResourceVersion, true
-				term.Observe(pv)
-				return nil
-			}, true, 1},
-		} {
-			if err := step.do(); err != nil {
-				t.Fatal(err)
-			}
-			if _, fresh, _ := term.Fresh(pv.Name); fresh != step.want {
-				t.Errorf("latest %q, %s: the object is fresh: %t", latest, step.what, fresh)
-			}
-			if reached && step.want {
-				step.entries = 0
-			}
-			if len(term.acted) != step.entries {
-				t.Errorf("latest %q, %s: %d entries, want %d", latest, step.what, len(term.acted), step.entries)
-			}
 		}
 	}
 	unseen, err := PatchMetadata(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "unseen"}})
