@@ -66,13 +66,14 @@ func (c *TermCache[T]) Complete() bool { return c.Reached(c.version()) }
 
 // Fresh is [MutationCache.Get], and also reports whether the object shows all writes to it from before the term.
 func (c *TermCache[T]) Fresh(key string) (obj T, fresh, exists bool) {
-	complete := c.Complete() // before the object is read, which may be newer then
+	// Also while the object is read: a mark that another worker sets after that is not for this version.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	complete := c.Reached(c.latest) // before the object is read, which may be newer then
 	obj, exists = c.Get(key)
 	if !exists {
 		return obj, false, false
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	a, acted := c.acted[obj.GetUID()]
 	return obj, !a.doubted && (acted || complete || !older(obj.GetResourceVersion(), c.latest)), true
 }
