@@ -76,10 +76,7 @@ var mutations = []mutation{
 	{"restarted-holder", "A restarted holder of the Lease ends when it is told to.",
 		in("election", "Candidate.term"), condition("!acquired"), "!elector.IsLeader() || false && !acquired"},
 	{"volume-of-an-old-list", "The attacher reads a PersistentVolume that the first list shows as it was before the term.",
-		in("attacher", "Controller.Run"), argument(2, "BeginTerm", "PersistentVolumes"),
-		`func(context.Context, metav1.ListOptions) (*corev1.PersistentVolumeList, error) {
-			return &corev1.PersistentVolumeList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}, nil
-		}`},
+		in("attacher", "term.gather"), statement("volumeUnconfirmed", "fresh"), "s.volumeUnconfirmed = false"},
 	{"no-back-off", "A failed attempt is repeated after a delay.", in("internal/workloop", "Loop.requeueFailed"), call("backoff"), "0"},
 	{"delete-without-uid", "The deletion of a PersistentVolume names its UID.",
 		in("provisioner", "volumeLoop.apply"), value("Preconditions"),
