@@ -15,7 +15,7 @@ import (
 )
 
 // TestTermCache: an object is fresh if the cache has reached the beginning of the term, or if this process has read or written it
-// since. What is remembered for that ends with its need.
+// since. That memory ends when the cache has reached it.
 func TestTermCache(t *testing.T) {
 	c := kubetest.Get(t)
 	client := c.Client().CoreV1().PersistentVolumes()
