@@ -106,9 +106,9 @@ func (l *loop) readSecret(ctx context.Context, c *content, step step, r *reads) 
 	}
 	if step.report == doReportDeletion {
 		// A driver without credentials may return OK for a snapshot that it cannot see.
-		waitsFor, e := cause{}, l.ledger.Get(c.UID)
+		waitsFor, e := cause{}, l.call(c)
 		switch missing := kube.IsNotFound(err); {
-		case missing && c.indeterminate(e) && c.unrecorded(e): // CreateSnapshot was probably never called
+		case missing && c.known().handle == "" && c.suspected(e): // CreateSnapshot was probably never called
 			return l.happened(c.UID, intent.Settle, nil)
 		case missing:
 			waitsFor = cause{blockedSecret, fmt.Sprintf("Secret %s/%s", step.secret.Namespace, step.secret.Name)}
@@ -135,7 +135,7 @@ func (l *loop) record(ctx context.Context, c *content, step step) error {
 	case err == nil && (!exists || step.change.AppliedTo(stored)):
 		if step.again {
 			l.remember(c.UID, func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
-		} else if c.unrecorded(l.ledger.Get(c.UID)) { // nothing was sent before
+		} else if l.ledger.Get(c.UID).State == intent.Idle && c.unrecorded() { // nothing was sent before
 			return l.plan(c, intent.Plan, step.request)
 		}
 		return nil
@@ -165,7 +165,7 @@ func (l *loop) create(ctx context.Context, s state, step step) error {
 	event := map[intent.State]intent.Event{ // none for an unanswered call, whose arguments remain
 		intent.Idle: intent.Plan, intent.Settled: intent.Plan, intent.Planned: intent.Replan,
 	}[s.call.State]
-	if s.call.State == intent.Idle && c.calledBefore() {
+	if s.call.Payload.inherited {
 		event = intent.Resume
 	}
 	if err := l.plan(c, event, step.request); err != nil {
@@ -264,7 +264,7 @@ func (l *loop) check(ctx context.Context, s state) error {
 	case err != nil:
 		return l.report(ctx, s.content, doReportCheck, failure{checkError(s.content, err), err}, cause{})
 	}
-	l.remember(s.content.UID, func(m *memory) { m.answer = a })
+	l.remember(s.content.UID, func(m *memory) { m.checked = a })
 	return nil
 }
 

@@ -153,17 +153,17 @@ func (c *content) driverHandle() string {
 
 // snapshotHandles returns the handles of the snapshots of a group, also if they are not in the status yet. Nil:
 // only the driver knows them.
-func (c *content) snapshotHandles(m memory) []string {
+func (c *content) snapshotHandles(e entry) []string {
 	known, answered := handlesOf(c.known().snapshots), []string(nil)
-	if m.answer != nil {
-		answered = handlesOf(m.answer.snapshots)
+	if last := unwritten(e); last != nil {
+		answered = handlesOf(last.snapshots)
 	}
 	switch {
 	case !c.dynamic() && known == nil:
 		return c.members
 	case c.dynamic() && len(answered) >= len(c.volumes):
 		return answered
-	case c.dynamic() && (len(known) < len(c.volumes) || m.createdAgain(c)):
+	case c.dynamic() && (len(known) < len(c.volumes) || c.createdAgain(e)):
 		return nil
 	}
 	return known

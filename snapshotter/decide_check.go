@@ -15,10 +15,10 @@ import (
 // decideCheck handles a content whose snapshot is not ready.
 func (d driver) decideCheck(s state) step {
 	c := s.content
-	fail := func(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} }
+	last := unwritten(s.call)
 	switch {
-	case s.call.Payload.answer != nil:
-		return d.decideWrite(s, fail)
+	case last != nil:
+		return d.decideWrite(s, *last, cannotCheck)
 	case c.has(c.creating):
 		return step{action: doEndCreation, reason: "Created"}
 	case s.now.Before(s.call.Payload.nextCheck):
@@ -30,7 +30,7 @@ func (d driver) decideCheck(s state) step {
 	}
 	secret, err := d.checkSecret(c, s.class)
 	if err != nil {
-		return fail(err)
+		return cannotCheck(err)
 	}
 	if secret != nil && !s.reads.secret {
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportCheck}
@@ -40,10 +40,12 @@ func (d driver) decideCheck(s state) step {
 	}
 	request, err := d.createRequest(c, s.class, s.call)
 	if err != nil {
-		return fail(err)
+		return cannotCheck(err)
 	}
 	return s.decideCall(step{reason: "NotReady", request: request}, intent.Policy{}, intent.None) // the record remains
 }
+
+func cannotCheck(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} }
 
 // namedHandle returns the handle of the snapshot that c names, in its source or status.
 func (c *content) namedHandle() string {
@@ -68,13 +70,12 @@ func (d driver) decideUnchecked(s state) step {
 	if c.member() && s.groupReady == groupNotReady {
 		return step{reason: "GroupNotReady"}
 	}
-	s.call.Payload.answer = &answer{handle: c.namedHandle(), ready: true}
-	return d.decideWrite(s, func(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} })
+	return d.decideWrite(s, answer{handle: c.namedHandle(), ready: true}, cannotCheck)
 }
 
-// decideWrite returns the step that writes the answer of the driver, or fail if it contradicts c.
-func (d driver) decideWrite(s state, fail func(error) step) step {
-	a := s.content.withProblem(*s.call.Payload.answer)
+// decideWrite returns the step that writes last, an answer of the driver, or fail if it contradicts c.
+func (d driver) decideWrite(s state, last answer, fail func(error) step) step {
+	a := s.content.withProblem(last)
 	change, err := s.content.change(a, s.now)
 	if err == nil && s.other != nil && s.content.known().handle == "" && s.content.dynamic() {
 		err = fmt.Errorf("the driver returned the %s %q of %s %q. Check both at the storage system",

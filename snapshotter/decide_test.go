@@ -50,6 +50,9 @@ func testState(changes ...func(*state)) state {
 	for _, change := range changes {
 		change(&s)
 	}
+	if s.content != nil {
+		s.call = s.content.call(s.call)
+	}
 	return s
 }
 
@@ -113,10 +116,11 @@ func announced(causes ...string) func(*state) {
 // answered: CreateSnapshot, or the check of a pre-provisioned snapshot, has returned a.
 func answered(a answer) func(*state) {
 	return func(s *state) {
-		s.call.Payload.answer = &a
 		if s.content.dynamic() {
-			s.call.State = intent.Answered
+			s.call.State, s.call.Payload.answer = intent.Answered, &a
+			return
 		}
+		s.call.Payload.checked = &a
 	}
 }
 
@@ -395,8 +399,8 @@ func TestDeletedHandle(t *testing.T) {
 		"unbound, checked":                 {[]func(*state){isPreProvisioned, unbound, answered(answer{handle: "a"})}, "a"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if s := testState(test.changes...); s.content.deletedHandle(s.call.Payload) != test.want {
-				t.Errorf("got %q", s.content.deletedHandle(s.call.Payload))
+			if s := testState(test.changes...); s.content.deletedHandle(s.call) != test.want {
+				t.Errorf("got %q", s.content.deletedHandle(s.call))
 			}
 		})
 	}
@@ -420,12 +424,13 @@ func TestSlowSnapshot(t *testing.T) {
 		switch step := d.decide(s); step.action {
 		case doCreate:
 			calls++
-			s.call.Payload.answer = &answer{handle: "h", ready: s.now.Sub(created) >= time.Hour}
+			answered(answer{handle: "h", ready: s.now.Sub(created) >= time.Hour})(&s)
 		case doWriteAnswer:
 			if len(step.status) > 0 {
 				writes++
 				s.content.status.ready = step.answer.ready
 			}
+			s.call.State = intent.Settled
 			s.call.Payload.written(step.answer, s.now, d.Config)
 		case doNothing:
 			s.now = step.next

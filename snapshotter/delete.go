@@ -38,12 +38,11 @@ func (l *loop) delete(ctx context.Context, s state, step step) error {
 		return l.report(ctx, c, doReportDeletion, deletionError(c, err), cause{})
 	}
 	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.handle)
+	again := c.createdAgain(s.call)
 	return l.happened(c.UID, intent.Settle, func(m *memory) {
-		if m.createdAgain(c) {
-			m.answer = nil
-			return
+		if !again {
+			m.deleted, m.blocked = true, ""
 		}
-		m.deleted, m.blocked = true, ""
 	})
 }
 

@@ -74,8 +74,8 @@ func (l *loop) report(ctx context.Context, c *content, kind action, err error, w
 	}
 	message := errorMessage(prefix, err)
 	if isUnusable(err) { // a deletion asks the driver again for the other snapshot
-		l.remember(c.UID, func(m *memory) { m.answer = nil })
-		if err := l.happened(c.UID, intent.Lose, nil); err != nil {
+		l.remember(c.UID, func(m *memory) { m.checked = nil })
+		if err := l.happened(c.UID, intent.Lose, func(m *memory) { m.answer = nil }); err != nil {
 			return err
 		}
 		l.event(c, warning, reason, message)

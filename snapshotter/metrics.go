@@ -26,7 +26,7 @@ var blockedReasons = []string{blockedRelease, blockedOutcome, blockedSecret, blo
 // count adds the contents of l to n.
 func (l *loop) count(n *counts) {
 	for _, c := range l.watches.contents.List() {
-		e := l.ledger.Get(c.UID)
+		e := l.call(c)
 		row := l.c.driver.rowOf(c, e)
 		if c.indeterminate(e) && row != notResponsible && row != deletionDone {
 			n.indeterminate++

@@ -101,7 +101,7 @@ func (c *content) binds(e entry) bool {
 // recorded name.
 func (d driver) createRequest(c *content, class *class, e entry) (*createRequest, error) {
 	recorded, malformed := c.recordedRequest()
-	if malformed != nil || recorded == nil || unanswered(e.State) {
+	if malformed != nil || recorded == nil || e.State.Unanswered() && !e.Payload.inherited {
 		recorded = requestWith(e.Args, c.UID)
 	}
 	if recorded != nil && c.binds(e) {

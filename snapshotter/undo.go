@@ -34,7 +34,7 @@ func (l *loop) undo(ctx context.Context, key contentKey, e entry) error {
 	if err != nil {
 		return failed(err)
 	}
-	if unanswered(e.State) {
+	if e.State.Unanswered() {
 		err := l.send(ctx, c, e, request, secrets)
 		final, is := errors.AsType[failedCall](err)
 		switch {
