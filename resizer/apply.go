@@ -235,7 +235,7 @@ func (a *attempt) saveVolume(ctx context.Context, s claimState, step step) error
 	if err != nil || !written {
 		return err
 	}
-	if s.call.Payload.answer != nil {
+	if s.call.State == intent.Answered {
 		saved := *s.call.Payload.answer
 		saved.volumeSaved = true
 		saved.nodeExpansion = saved.nodeExpansion || a.key.Operation == expand && awaitsNode(s.volume, saved.before)
@@ -255,7 +255,7 @@ func (a *attempt) saveClaim(ctx context.Context, s claimState, step step) error 
 	}
 	a.t.event(s.claim, step.events...)
 	answer, began := s.call.Payload.answer, s.call.Payload.began
-	if answer == nil {
+	if s.call.State != intent.Answered {
 		return nil
 	}
 	log := klog.FromContext(ctx)
@@ -285,12 +285,12 @@ func (a *attempt) saveError(ctx context.Context, s claimState, step step) error 
 			return err
 		}
 	}
-	answer, event := *s.call.Payload.answer, intent.Event(0)
-	if answer.err == nil { // superseded
+	answer, event := *unwritten(s.call), intent.Event(0)
+	if s.call.State == intent.Answered { // superseded
 		event = intent.Settle
 	}
 	a.remember(event, func(m *operationMemory) {
-		m.answer = nil
+		m.answer, m.failed = nil, nil
 		if step.action == doSaveError {
 			m.recorded = failureOf(answer)
 		}

@@ -125,12 +125,18 @@ func (a *attempt) answered(ctx context.Context, s claimState, step step, result 
 	case result.err != nil:
 		event = intent.Settle
 	}
+	ended := result.kind == indeterminate && (a.key.Operation == expand || ctx.Err() != nil)
 	a.remember(event, func(m *operationMemory) {
 		m.inUseError, m.waiting = status.Code(result.err) == codes.FailedPrecondition, false
+		switch {
+		case event == intent.Answer:
+			m.answer = &result
+		case !ended:
+			m.failed = &result
+		}
 	})
-	if result.kind == indeterminate && (a.key.Operation == expand || ctx.Err() != nil) {
+	if ended {
 		return result.err
 	}
-	a.remember(0, func(m *operationMemory) { m.answer = &result })
 	return nil
 }

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -150,7 +149,7 @@ func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason st
 	case controllerInProgress, controllerInfeasible:
 		// An earlier process may have called the driver for the recorded size. A volume that was expanded to it is not requested
 		// smaller, whatever later calls returned.
-		known := status == controllerInfeasible || s.call.State == intent.Settled && s.call.Args == bytesOf(allocated)
+		known := status == controllerInfeasible || !s.call.State.InProgress()
 		if !known || volumeSuffices && volume.Cmp(allocated) >= 0 {
 			return allocated, ""
 		}

@@ -57,8 +57,7 @@ func (d driver) decideModify(s claimState) step {
 		return step{reason: "ClassesNotAvailable"} // it enqueues the claim when they are
 	}
 	// While the outcome of the recorded class is unknown, the volume gets no other class.
-	indeterminate := inProgress && (unknown || s.call.Args != recorded)
-	if indeterminate || inProgress && requested == "" {
+	if unknown || inProgress && requested == "" {
 		return d.decideRepeatedModify(s, recorded, requested)
 	}
 	infeasible := ""

@@ -8,6 +8,8 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
 // Reasons of events. All but reasonUnlikelyCapacity are those of csi-resizer, as are the messages.
@@ -93,7 +95,7 @@ func refusedEvent(o operation, s claimState, step step, err error) event {
 		return modifyFailedEvent(err.Error())
 	case step.volume != nil:
 		message = fmt.Sprintf("error updating pv %q by resizer: %v", s.volume.Name, err)
-	case step.action == doSaveClaim && s.call.Payload.answer != nil && s.call.Payload.answer.nodeExpansion:
+	case step.action == doSaveClaim && s.call.State == intent.Answered && s.call.Payload.answer.nodeExpansion:
 		message = fmt.Sprintf("mark PVC %s as node expansion required failed: %v", claim, err)
 	case step.action == doSaveClaim:
 		message = fmt.Sprintf("mark PVC %s as resize finished failed: %v", claim, err)
