@@ -249,7 +249,7 @@ func (a *attempt) saveVolume(ctx context.Context, s claimState, step step) error
 
 // saveClaim writes step to the claim. It ends the operation if step has its result.
 func (a *attempt) saveClaim(ctx context.Context, s claimState, step step) error {
-	written, err := a.writeClaim(ctx, s, step, step.claim)
+	written, err := a.writeClaim(ctx, s, step)
 	if err != nil || !written {
 		return err
 	}
@@ -280,7 +280,7 @@ func (a *attempt) saveClaim(ctx context.Context, s claimState, step step) error 
 // saveError writes the error of a call to the claim, unless step discards it, and forgets the response.
 func (a *attempt) saveError(ctx context.Context, s claimState, step step) error {
 	if step.action == doSaveError {
-		written, err := a.writeClaim(ctx, s, step, step.claim)
+		written, err := a.writeClaim(ctx, s, step)
 		if err != nil || !written {
 			return err
 		}
@@ -307,7 +307,7 @@ func (a *attempt) saveError(ctx context.Context, s claimState, step step) error 
 // pend records that a modification waits for its class.
 func (a *attempt) pend(ctx context.Context, s claimState, step step) (done bool, until time.Time, err error) {
 	if step.claim != nil {
-		if written, err := a.writeClaim(ctx, s, step, step.claim); err != nil || !written {
+		if written, err := a.writeClaim(ctx, s, step); err != nil || !written {
 			return false, until, err
 		}
 	}

@@ -267,19 +267,19 @@ func (d driver) decideExpandOnNode(s claimState, t target) step {
 		return save
 	}
 	save.volume = d.expandedVolume(answer{size: t.size, nodeExpansion: true, before: capacityOf(s.claim)})
-	save.events = []event{nodeRequiredEvent()}
+	save.events = []event{nodeRequired}
 	return save
 }
 
 // expandAnswer returns what the response a of an expansion changes, and whether the claim still expects it.
 func (d driver) expandAnswer(s claimState, a answer) (write step, expected bool) {
-	write = step{reason: "Expanded", volume: d.expandedVolume(a), events: []event{successEvent()}}
+	write = step{reason: "Expanded", volume: d.expandedVolume(a), events: []event{resizeSuccessful}}
 	write.claim = func(c *corev1.PersistentVolumeClaim) { finishExpansion(c, a, s.now) }
 	if a.err != nil {
 		write.claim = func(c *corev1.PersistentVolumeClaim) { failExpansion(c, a, s.now) }
 	}
 	if a.nodeExpansion {
-		write.events = []event{nodeRequiredEvent()}
+		write.events = []event{nodeRequired}
 	}
 	return write, s.claim != nil && (s.call.Payload.legacy || s.intends(target{key: a.target}))
 }

@@ -50,7 +50,7 @@ func (d driver) decideModify(s claimState) step {
 	case s.stub:
 		return step{action: doReadClaim, reason: "Stub"}
 	case requested == "" && !inProgress && isTrue(s.claim, corev1.PersistentVolumeClaimVolumeModifyingVolume):
-		return step{action: doCancel, reason: "NotRequested", claim: cancelModification, events: []event{modifyCanceledEvent()}}
+		return step{action: doCancel, reason: "NotRequested", claim: cancelModification, events: []event{modifyCanceled}}
 	case requested == "" && !inProgress:
 		return step{reason: "NotRequested"}
 	case !s.classesServed:

@@ -38,16 +38,15 @@ type event struct {
 	kind, reason, message string
 }
 
+// Events without arguments.
+var (
+	nodeRequired     = event{corev1.EventTypeNormal, reasonNodeResizeRequired, "Require file system resize of volume on node"}
+	resizeSuccessful = event{corev1.EventTypeNormal, reasonResizeSuccessful, "Resize volume succeeded"}
+	modifyCanceled   = event{corev1.EventTypeNormal, reasonModifyCanceled, "Cancelled modify."}
+)
+
 func resizingEvent(volume string) event {
 	return event{corev1.EventTypeNormal, reasonResizing, "External resizer is resizing volume " + volume}
-}
-
-func nodeRequiredEvent() event {
-	return event{corev1.EventTypeNormal, reasonNodeResizeRequired, "Require file system resize of volume on node"}
-}
-
-func successEvent() event {
-	return event{corev1.EventTypeNormal, reasonResizeSuccessful, "Resize volume succeeded"}
 }
 
 func resizeFailedEvent(message string) event {
@@ -66,10 +65,6 @@ func modifyEvent(claim, class string) event {
 func modifySuccessEvent(claim, class string) event {
 	return event{corev1.EventTypeNormal, reasonModifySuccessful,
 		fmt.Sprintf("external resizer modified volume %s with vac %s successfully", claim, class)}
-}
-
-func modifyCanceledEvent() event {
-	return event{corev1.EventTypeNormal, reasonModifyCanceled, "Cancelled modify."}
 }
 
 func modifyFailedEvent(message string) event {

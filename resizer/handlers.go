@@ -4,11 +4,9 @@
 package resizer
 
 import (
-	"context"
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -134,13 +132,6 @@ func (t *term) volumeAdded(pv *corev1.PersistentVolume) {
 	}
 }
 
-// volumeChanged enqueues the claim of a PersistentVolume that was bound or corrected.
-func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
-	if claim, ok := t.claimOf(pv); ok {
-		t.enqueue(claim, t.queue.Add)
-	}
-}
-
 func (t *term) claimOf(pv *corev1.PersistentVolume) (*corev1.PersistentVolumeClaim, bool) {
 	ref := pv.Spec.ClaimRef
 	if ref == nil {
@@ -150,15 +141,19 @@ func (t *term) claimOf(pv *corev1.PersistentVolume) (*corev1.PersistentVolumeCla
 }
 
 func (t *term) volumeUpdated(old, pv *corev1.PersistentVolume) {
-	if old.UID != pv.UID || claimUID(old) != claimUID(pv) || isCorrected(old, pv) {
-		t.volumeChanged(pv)
+	claim, ok := t.claimOf(pv)
+	switch {
+	case !ok:
+		return
+	case old.UID != pv.UID || claimUID(old) != claimUID(pv) || isCorrected(old, pv):
+		t.enqueue(claim, t.queue.Add)
 		return
 	}
 	// The node may have completed the expansion before the watch delivered the record to remove.
 	if _, had := old.Annotations[annPreResize]; had {
 		return
 	}
-	if claim, ok := t.claimOf(pv); ok && t.c.driver.owns(claim, pv) && isRecordObsolete(claim, pv) {
+	if t.c.driver.owns(claim, pv) && isRecordObsolete(claim, pv) {
 		t.queue.Add(keyOf(claim, expand))
 	}
 }
@@ -182,21 +177,4 @@ func claimUID(pv *corev1.PersistentVolume) string {
 		return ""
 	}
 	return string(pv.Spec.ClaimRef.UID)
-}
-
-// resync enqueues everything unfinished at the interval --resync-period.
-func (t *term) resync(ctx context.Context) {
-	if t.c.cfg.ResyncPeriod == 0 {
-		return
-	}
-	tick := time.NewTicker(t.c.cfg.ResyncPeriod)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			t.enqueueAll(t.queue.Resync)
-		}
-	}
 }

@@ -30,7 +30,11 @@ func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 	case doSettle:
 		return l.happened(c.UID, intent.Settle, nil)
 	case doAnnounce:
-		l.announce(c, step.cause, step.err)
+		if step.err != nil {
+			l.eventOnce(c, malformedRecord, warning, c.created, step.err.Error())
+			return nil
+		}
+		l.announce(c, step.cause)
 		return nil
 	case doReadSecret:
 		return l.readSecret(ctx, c, step, r)
@@ -152,7 +156,7 @@ func (l *loop) record(ctx context.Context, c *content, step step) error {
 	case !step.again:
 		return l.report(ctx, c, doReportCreation, err, cause{})
 	case errors.Is(err, kube.ErrNotStored), kube.IsRefused(err), apierrors.IsInvalid(err): // the repetition does without
-		l.announceWarning(c, "record", c.deleted, err.Error())
+		l.eventOnce(c, "record", warning, c.deleted, err.Error())
 		return l.happened(c.UID, intent.Refuse, nil)
 	}
 	return l.report(ctx, c, doReportDeletion, err, cause{})
@@ -186,10 +190,12 @@ func (l *loop) create(ctx context.Context, s state, step step) error {
 		return err
 	case c.leaving():
 		return l.repetitionFailed(ctx, c, failed)
-	case c.known().handle == "":
-		return l.report(ctx, c, doReportCreation, failure{creationError(c, failed.error), failed.error}, cause{})
 	}
-	return l.report(ctx, c, doReportCheck, failure{creationError(c, failed.error), failed.error}, cause{})
+	kind := doReportCheck
+	if c.isNew() {
+		kind = doReportCreation
+	}
+	return l.report(ctx, c, kind, failure{creationError(c, failed.error), failed.error}, cause{})
 }
 
 // plan sets the arguments of the next CreateSnapshot of c.
@@ -271,7 +277,7 @@ func (l *loop) check(ctx context.Context, s state) error {
 // writeAnswer writes the status. A failed write is repeated without another call.
 func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 	c, a := s.content, step.answer
-	if c.dynamic() && c.known().handle == "" {
+	if c.isNew() {
 		release, free := l.handles.TryExclusive(a.handle)
 		if !free {
 			return fmt.Errorf("the driver returned the %s %q for two objects at once", c.noun, a.handle)
@@ -290,14 +296,14 @@ func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 			err = fmt.Errorf("error updating status for volume %s content %s: snapshot controller failed to update %s on API server: %w",
 				c.noun, c.Name, c.Name, err)
 			report, reason := doReportCheck, c.checked
-			if c.dynamic() && c.known().handle == "" {
+			if c.isNew() {
 				report, reason = doReportCreation, c.created
 			}
 			switch {
 			case kube.IsUnstorable(err):
 				return l.report(ctx, c, report, unusable{err}, cause{})
 			case kube.IsRefused(err):
-				l.announceWarning(c, "status", reason, err.Error())
+				l.eventOnce(c, "status", warning, reason, err.Error())
 			}
 			return err
 		}
@@ -312,7 +318,7 @@ func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 	if err := l.happened(c.UID, event, func(m *memory) { m.written(a, s.now, l.c.cfg) }); err != nil {
 		return err
 	}
-	if c.known().handle == "" && c.dynamic() {
+	if c.isNew() {
 		klog.FromContext(ctx).Info("Snapshot created", "snapshotHandle", a.handle, "readyToUse", a.ready)
 	} else if a.ready {
 		klog.FromContext(ctx).Info("Snapshot is ready to use", "snapshotHandle", a.handle)

@@ -6,6 +6,7 @@ package snapshotter
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -100,7 +101,7 @@ type step struct {
 	action  action
 	reason  string
 	next    time.Time // of doNothing: when to decide again; zero: after an event
-	err     error     // of doReport…
+	err     error     // of doReport…, and of doAnnounce instead of cause
 	cause   cause     // of doAnnounce, and of doReportDeletion if the deletion waits for it
 	secret  *corev1.SecretReference
 	report  action // of the reads: how an error is reported; doNothing: it is only returned
@@ -116,6 +117,9 @@ type step struct {
 
 // cause is what a deletion waits for.
 type cause struct{ reason, text string }
+
+// malformedRecord is the key of the event about a malformed record.
+const malformedRecord = "malformed"
 
 // row is a row of the decision table; the first that matches applies.
 type row int
@@ -160,7 +164,7 @@ func (d driver) rowOf(c *content, e entry) row {
 		return release
 	case !hasSource:
 		return noSource
-	case c.dynamic() && !c.member() && c.known().handle == "":
+	case c.isNew() && !c.member():
 		return create
 	case c.member() && c.known().handle == "":
 		return waitForGroup
@@ -186,7 +190,7 @@ func (d driver) decide(s state) step {
 			return step{action: doReadContent, reason: "Unconfirmed"}
 		case row == create && s.call.State == intent.Idle && c.unrecorded(): // before the release, no record is lost
 			return step{action: doSettle, reason: "NeverCalled"}
-		case !s.call.Payload.announced[pending.reason]:
+		case !slices.Contains(s.call.Payload.announced, pending.reason):
 			return step{action: doAnnounce, reason: "NotReleased", cause: pending}
 		case row == create && !s.call.State.MayHaveEffect():
 			return step{reason: "NotReleased"} // a creation that was never sent is not started
@@ -227,8 +231,8 @@ func (d driver) decideCreate(s state) step {
 	switch {
 	case s.call.State == intent.Answered:
 		return d.decideWrite(s, *s.call.Payload.answer, fail)
-	case malformed != nil && !s.call.Payload.announced["malformed"]:
-		return step{action: doAnnounce, reason: "MalformedRequest", cause: cause{"malformed", ""}, err: malformed}
+	case malformed != nil && !slices.Contains(s.call.Payload.announced, malformedRecord):
+		return step{action: doAnnounce, reason: "MalformedRequest", err: malformed}
 	case !c.bound():
 		return fail(fmt.Errorf("cannot create %s. %s%s content %s not bound to a %[1]s",
 			c.noun, strings.ToUpper(c.noun[:1]), c.noun[1:], c.Name))

@@ -4,10 +4,7 @@
 package snapshotter
 
 import (
-	"errors"
 	"fmt"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
 )
@@ -55,14 +52,6 @@ func (c *content) namedHandle() string {
 	return c.known().handle
 }
 
-// checkSecret returns the secret for a check of c.
-func (d driver) checkSecret(c *content, class *class) (*corev1.SecretReference, error) {
-	if c.dynamic() {
-		return d.annotatedSecret(c)
-	}
-	return d.readSecret(c, class)
-}
-
 // decideUnchecked handles a content whose driver can report no state of existing snapshots. A
 // pre-provisioned snapshot counts as ready, and a member when its group is ready.
 func (d driver) decideUnchecked(s state) step {
@@ -77,7 +66,7 @@ func (d driver) decideUnchecked(s state) step {
 func (d driver) decideWrite(s state, last answer, fail func(error) step) step {
 	a := s.content.withProblem(last)
 	change, err := s.content.change(a, s.now)
-	if err == nil && s.other != nil && s.content.known().handle == "" && s.content.dynamic() {
+	if err == nil && s.other != nil && s.content.isNew() {
 		err = fmt.Errorf("the driver returned the %s %q of %s %q. Check both at the storage system",
 			s.content.noun, a.handle, s.other.kind.name, s.other.Name)
 	}
@@ -92,8 +81,3 @@ func (d driver) decideWrite(s state, last answer, fail func(error) step) step {
 type unusable struct{ error }
 
 func (e unusable) Unwrap() error { return e.error }
-
-func isUnusable(err error) bool {
-	_, is := errors.AsType[unusable](err)
-	return is
-}

@@ -5,6 +5,7 @@ package snapshotter
 
 import (
 	"fmt"
+	"slices"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"google.golang.org/grpc/codes"
@@ -86,7 +87,7 @@ func recordTest(c *content) map[string]any {
 // to end the wait for its outcome. A check has the annotation only during the wait.
 func (c *content) forced(e entry) bool {
 	return e.State.Unanswered() && !c.has(c.creating) && c.has(AnnRequest) &&
-		(c.known().handle == "" || e.Payload.announced[blockedOutcome])
+		(c.known().handle == "" || slices.Contains(e.Payload.announced, blockedOutcome))
 }
 
 // endedBy reports whether err, with which a create call has failed, ends the wait for its outcome, and why the snapshot may
@@ -201,7 +202,8 @@ func (s state) decideRelease() step {
 	retained := c.policy == snapshotv1.VolumeSnapshotContentRetain
 	switch {
 	case last != nil && retained:
-		next.warning = kept(c, last.handle)
+		next.warning = fmt.Sprintf("The %s %q of the driver is retained and has no %s. Delete it at the storage system if it is not needed",
+			c.noun, last.handle, c.kind.name)
 	case m.remains != "":
 		next.warning = m.remains
 	case m.absent:
@@ -218,9 +220,4 @@ func (s state) decideRelease() step {
 // credentials returns the error for a secret that a deletion needs.
 func credentials(c *content, err error) error {
 	return fmt.Errorf("Failed to get %s credentials: %w", c.noun, err)
-}
-
-func kept(c *content, handle string) string {
-	return fmt.Sprintf("The %s %q of the driver is retained and has no %s. Delete it at the storage system if it is not needed",
-		c.noun, handle, c.kind.name)
 }

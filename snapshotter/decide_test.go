@@ -105,12 +105,7 @@ func withCall(c intent.State) func(*state) {
 func deleted(s *state) { s.call.State, s.call.Payload.deleted = intent.Settled, true }
 
 func announced(causes ...string) func(*state) {
-	return remember(func(m *memory) {
-		m.announced = map[string]bool{}
-		for _, c := range causes {
-			m.announced[c] = true
-		}
-	})
+	return remember(func(m *memory) { m.announced = causes })
 }
 
 // answered: CreateSnapshot, or the check of a pre-provisioned snapshot, has returned a.
@@ -174,7 +169,7 @@ func TestDecide(t *testing.T) {
 		"malformed": {changes{set(AnnRequest), func(s *state) { s.content.Annotations[AnnRequest] = "{" }}, doAnnounce,
 			"MalformedRequest"},
 		"malformed, said so": {changes{set(AnnRequest), func(s *state) { s.content.Annotations[AnnRequest] = "{}" },
-			announced("malformed")}, doRecordRequest, "NotRecorded"},
+			announced(malformedRecord)}, doRecordRequest, "NotRecorded"},
 		"answered": {changes{set(AnnBeingCreated, AnnRequest), answered(answer{handle: "h"})},
 			doWriteAnswer, "Answered"},
 		"created":                       {changes{set(AnnBeingCreated), withStatus(created)}, doEndCreation, "Created"},
@@ -553,7 +548,7 @@ func TestReadSecret(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := testDriver()
 			d.SecretNamespaces = test.allowed
-			ref, err := d.readSecret(testState(isPreProvisioned).content, &class{driver: driverName, parameters: test.parameters})
+			ref, err := d.checkSecret(testState(isPreProvisioned).content, &class{driver: driverName, parameters: test.parameters})
 			got := ""
 			switch {
 			case err != nil:

@@ -51,7 +51,7 @@ func (l *loop) removeFinalizer(ctx context.Context, c *content, step step) error
 	change := step.change
 	change.RemoveFinalizers, change.RemoveAnnotations = []string{c.finalizer}, []string{c.creating}
 	if step.warning != "" {
-		l.announceWarning(c, step.warning, c.deleted, step.warning)
+		l.eventOnce(c, step.warning, warning, c.deleted, step.warning)
 	}
 	l.remember(c.UID, func(m *memory) { m.releasing = true })
 	_, err := l.objects.Patch(ctx, l.writer, c, change)

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"k8s.io/klog/v2"
@@ -84,14 +83,12 @@ func (l *loop) updated(before, after *content) {
 // matters reports whether a change ends a back-off.
 func (l *loop) matters(before, after *content) bool {
 	was, is := l.call(before), l.call(after)
-	same := before.driver == after.driver && before.policy == after.policy && before.class == after.class &&
-		before.handle == after.handle && before.ref == after.ref
+	same := func(key string) bool {
+		return before.Annotations[key] == after.Annotations[key] && before.has(key) == after.has(key)
+	}
 	switch {
-	case !same,
-		before.Annotations[before.secretName] != after.Annotations[after.secretName],
-		before.Annotations[before.secretNamespace] != after.Annotations[after.secretNamespace],
-		before.has(before.secretName) != after.has(after.secretName),
-		before.has(before.secretNamespace) != after.has(after.secretNamespace):
+	case before.driver != after.driver, before.policy != after.policy, before.class != after.class, before.handle != after.handle,
+		before.ref != after.ref, !same(after.secretName), !same(after.secretNamespace):
 		return true
 	case before.has(before.creating) && !after.has(after.creating) &&
 		is.State.Unanswered() && !(is.Payload.inherited && after.known().handle != ""):
@@ -112,7 +109,7 @@ func (l *loop) deleted(c *content) {
 	handle := c.deletedHandle(l.ledger.Get(c.UID))
 	if c.leaving() && c.policy == snapshotv1.VolumeSnapshotContentDelete && (handle == "" || l.other(c, handle) == nil) {
 		l.ledger.Update(c.UID, func(s intent.State, m *memory) {
-			orphan = s.InProgress() && !m.releasing && m.called != nil && (m.called.known().handle == "" || m.called.leaving())
+			orphan = s.InProgress() && !m.releasing && (m.called.known().handle == "" || m.called.leaving())
 			m.orphan = orphan
 		})
 	}
@@ -164,23 +161,11 @@ func (l *loop) classChanged(class *class) {
 	}
 }
 
-// resync enqueues everything unfinished at the interval --resync-period.
-func (l *loop) resync(ctx context.Context) {
-	if l.c.cfg.ResyncPeriod == 0 {
-		return
-	}
-	tick := time.NewTicker(l.c.cfg.ResyncPeriod)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		for _, c := range l.watches.contents.List() {
-			if l.unfinished(c) {
-				l.queue.Resync(keyOf(c))
-			}
+// resync enqueues everything unfinished.
+func (l *loop) resync() {
+	for _, c := range l.watches.contents.List() {
+		if l.unfinished(c) {
+			l.queue.Resync(keyOf(c))
 		}
 	}
 }

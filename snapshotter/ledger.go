@@ -4,7 +4,6 @@
 package snapshotter
 
 import (
-	"maps"
 	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
@@ -46,8 +45,8 @@ type memory struct {
 	// reported is the last error that was written to the status.
 	reported   failureID
 	reportedAt time.Time
-	// announced holds the causes of waiting for which an event was sent.
-	announced map[string]bool
+	// announced holds the causes for which an event was sent that is sent once.
+	announced []string
 	// blocked is why a deletion does not proceed, for metrics; empty if it proceeds.
 	blocked string
 }
@@ -82,15 +81,6 @@ func unwritten(e entry) *answer {
 		return e.Payload.answer
 	}
 	return e.Payload.checked
-}
-
-// announce records that an event was sent for a cause, and reports whether it is the first one.
-func (m *memory) announce(cause string) (isNew bool) {
-	isNew = !m.announced[cause]
-	all := map[string]bool{cause: true}
-	maps.Copy(all, m.announced) // copies of m are in use
-	m.announced = all
-	return isNew
 }
 
 // checkDelay returns the time until the next check after a number of unsuccessful ones.

@@ -27,11 +27,11 @@ func (d driver) annotatedSecret(c *content) (*corev1.SecretReference, error) {
 	return d.permitted(&corev1.SecretReference{Namespace: namespace, Name: name})
 }
 
-// readSecret returns the secret for the call that reads the state of a pre-provisioned snapshot or
-// group, from the parameters of its class, or without a class that of the annotations. Nil means none.
-func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, error) {
+// checkSecret returns the secret for a check of c: of a pre-provisioned snapshot or group with a class, that of the parameters of the
+// class, else that of the annotations. Nil means none.
+func (d driver) checkSecret(c *content, class *class) (*corev1.SecretReference, error) {
 	switch {
-	case c.class == "":
+	case c.dynamic() || c.class == "":
 		return d.annotatedSecret(c)
 	case class == nil:
 		return nil, fmt.Errorf("failed to get %s class %s for %s content %s: %s %q not found",

@@ -125,10 +125,10 @@ func (l *loop) repetitionFailed(ctx context.Context, c *content, failed failedCa
 		klog.FromContext(ctx).Info("Repeated creation failed, no snapshot exists", "rpc", c.create, "err", failed.error)
 		return nil
 	case failed.ended:
-		l.announceWarning(c, failed.remains, c.deleted, failed.remains)
+		l.eventOnce(c, failed.remains, warning, c.deleted, failed.remains)
 		return nil
 	}
-	l.announce(c, cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, failed.error)}, nil)
+	l.announce(c, cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, failed.error)})
 	return failed.error
 }
 
