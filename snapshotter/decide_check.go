@@ -33,7 +33,7 @@ func (d driver) decideCheck(s state) step {
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportCheck}
 	}
 	if !replays {
-		return step{action: doCheck, reason: "NotReady", handle: c.namedHandle()}
+		return step{action: doCheck, reason: "NotReady"}
 	}
 	request, err := d.createRequest(c, s.class, s.call)
 	if err != nil {

@@ -8,11 +8,8 @@ import (
 	"slices"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -88,28 +85,6 @@ func recordTest(c *content) map[string]any {
 func (c *content) forced(e entry) bool {
 	return e.State.Unanswered() && !c.has(c.creating) && c.has(AnnRequest) &&
 		(c.known().handle == "" || slices.Contains(e.Payload.announced, blockedOutcome))
-}
-
-// endedBy reports whether err, with which a create call has failed, ends the wait for its outcome, and why the snapshot may
-// exist then. before is the entry before the call. Once a call of this process was indeterminate, only an error that excludes
-// the snapshot ends the wait, or one that would block a deletion for long: a lack of space, or a source that does not exist any
-// more. Whether a call of an earlier process was, is unknown: one repetition ends the wait.
-func (c *content) endedBy(before entry, err error, name string) (ended bool, remains string) {
-	final, why := csiclient.OutcomeOf(err) == csiclient.Final, ""
-	code := status.Code(err)
-	earlier := c.indeterminate(before)
-	switch {
-	case final && (!earlier || csiclient.ExcludesEarlier(err)):
-		return true, ""
-	case c.terminating() && c.forced(before):
-		why = fmt.Sprintf("annotation %s was removed", c.creating)
-	case final && (before.Payload.inherited || code == codes.ResourceExhausted || code == codes.NotFound):
-		why = "an earlier call may have succeeded"
-	default:
-		return false, ""
-	}
-	return true, fmt.Sprintf("%s is indeterminate (%v), and %s. Check the storage system for the %s %q, which may remain",
-		c.create, err, why, c.noun, name)
 }
 
 // decideDelete handles a content whose snapshot is deleted at the driver.

@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -72,9 +71,8 @@ func (l *loop) report(ctx context.Context, c *content, kind action, err error, w
 		prefix, reason = "Failed to check and update "+c.noun+" content: ", c.checked
 	}
 	message := errorMessage(prefix, err)
-	if _, is := errors.AsType[unusable](err); is { // a deletion asks the driver again for the other snapshot
-		l.remember(c.UID, func(m *memory) { m.checked = nil })
-		if err := l.happened(c.UID, intent.Lose, func(m *memory) { m.answer = nil }); err != nil {
+	if _, is := errors.AsType[unusable](err); is {
+		if err := l.askAgain(c.UID); err != nil {
 			return err
 		}
 		l.event(c, warning, reason, message)

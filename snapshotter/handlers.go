@@ -109,7 +109,7 @@ func (l *loop) deleted(c *content) {
 	handle := c.deletedHandle(l.ledger.Get(c.UID))
 	if c.leaving() && c.policy == snapshotv1.VolumeSnapshotContentDelete && (handle == "" || l.other(c, handle) == nil) {
 		l.ledger.Update(c.UID, func(s intent.State, m *memory) {
-			orphan = s.InProgress() && !m.releasing && (m.called.known().handle == "" || m.called.leaving())
+			orphan = s.InProgress() && !m.releasing && m.called != nil && (m.called.known().handle == "" || m.called.leaving())
 			m.orphan = orphan
 		})
 	}

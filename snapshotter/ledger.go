@@ -30,7 +30,8 @@ type memory struct {
 	answer *answer
 	// checked is the response to a check without CreateSnapshot that is not written to the status yet.
 	checked *answer
-	// remains says why a snapshot may exist that no call has returned; empty if none may. A deletion ends with it as a warning.
+	// remains says why a snapshot may exist although the call is settled: the wait for its outcome was ended. Empty: none may. A deletion
+	// ends with it as a warning.
 	remains string
 	// absent: the driver does not know the snapshot of a pre-provisioned content that is being deleted.
 	absent bool
@@ -149,4 +150,11 @@ func (l *loop) happened(uid types.UID, event intent.Event, change func(*memory))
 		return nil
 	}
 	return err
+}
+
+// askAgain drops a response that cannot be written. If it is that of a CreateSnapshot, the driver may also have another snapshot, for
+// which a deletion asks it again.
+func (l *loop) askAgain(uid types.UID) error {
+	l.remember(uid, func(m *memory) { m.checked = nil })
+	return l.happened(uid, intent.Lose, func(m *memory) { m.answer = nil })
 }

@@ -116,22 +116,6 @@ func (l *loop) stillExists(ctx context.Context, c *content) (bool, error) {
 	return false, nil
 }
 
-// repetitionFailed handles the error of a CreateSnapshot that was repeated for a content that is being deleted.
-func (l *loop) repetitionFailed(ctx context.Context, c *content, failed failedCall) error {
-	switch {
-	case ctx.Err() != nil: // the term has ended
-		return failed.error
-	case failed.ended && failed.remains == "":
-		klog.FromContext(ctx).Info("Repeated creation failed, no snapshot exists", "rpc", c.create, "err", failed.error)
-		return nil
-	case failed.ended:
-		l.eventOnce(c, failed.remains, warning, c.deleted, failed.remains)
-		return nil
-	}
-	l.announce(c, cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, failed.error)})
-	return failed.error
-}
-
 // orphanSecrets reads the Secret for the calls of an undo; nil for none.
 func (c *Controller) orphanSecrets(ctx context.Context, o *content) (map[string]string, error) {
 	secret, err := c.driver.annotatedSecret(o)
