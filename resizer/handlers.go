@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
@@ -161,10 +162,7 @@ func (t *term) volumeUpdated(old, pv *corev1.PersistentVolume) {
 // isCorrected reports whether pv differs from old in a field on which requests depend and that users can change.
 func isCorrected(old, pv *corev1.PersistentVolume) bool {
 	secret := func(pv *corev1.PersistentVolume) *corev1.SecretReference {
-		if pv.Spec.CSI == nil {
-			return nil
-		}
-		return pv.Spec.CSI.ControllerExpandSecretRef
+		return ptr.Deref(pv.Spec.CSI, corev1.CSIPersistentVolumeSource{}).ControllerExpandSecretRef
 	}
 	same := func(annotation string) bool { return old.Annotations[annotation] == pv.Annotations[annotation] }
 	return !ptr.Equal(secret(old), secret(pv)) || !same(annModifySecretName) || !same(annModifySecretNamespace) ||
@@ -172,9 +170,6 @@ func isCorrected(old, pv *corev1.PersistentVolume) bool {
 		migration.IsInTree(pv) && (!maps.Equal(old.Labels, pv.Labels) || !same(storagehelpers.AnnMigratedTo))
 }
 
-func claimUID(pv *corev1.PersistentVolume) string {
-	if pv.Spec.ClaimRef == nil {
-		return ""
-	}
-	return string(pv.Spec.ClaimRef.UID)
+func claimUID(pv *corev1.PersistentVolume) types.UID {
+	return ptr.Deref(pv.Spec.ClaimRef, corev1.ObjectReference{}).UID
 }
