@@ -31,7 +31,7 @@ func TestBegin(t *testing.T) {
 		"another size, planned":        {intent.Planned, intent.Plan, "3Gi", intent.Planned, true},
 		"another size, unknown":        {intent.Unknown, intent.Plan, "3Gi", intent.Unknown, false},
 		"another leader's, planned":    {intent.Planned, intent.Resume, "3Gi", intent.Unknown, true},
-		"repeated after a final error": {intent.Settled, intent.Resume, "2Gi", intent.Planned, true},
+		"repeated after a final error": {intent.Settled, intent.Plan, "2Gi", intent.Planned, true},
 		"another leader's, settled":    {intent.Settled, intent.Resume, "3Gi", intent.Unknown, true},
 	} {
 		a := &attempt{t: &term{memories: newMemories()}}

@@ -70,7 +70,7 @@ func (l *loop) report(ctx context.Context, c *content, kind action, err error, w
 	if kind == doReportCheck {
 		prefix, reason = "Failed to check and update "+c.noun+" content: ", c.checked
 	}
-	message := errorMessage(prefix, err)
+	message := kube.Message(prefix + err.Error())
 	if _, is := errors.AsType[unusable](err); is {
 		if err := l.askAgain(c.UID); err != nil {
 			return err

@@ -171,13 +171,6 @@ func driverParameters(parameters map[string]string) (map[string]string, error) {
 
 // extraMetadata returns the parameters of --extra-create-metadata.
 func extraMetadata(c *content) map[string]string {
-	object, content := "volumesnapshot", "volumesnapshotcontent"
-	if c.group {
-		object, content = "volumegroupsnapshot", "volumegroupsnapshotcontent"
-	}
-	return map[string]string{
-		volumerules.ParameterPrefix + object + "/name":      c.ref.Name,
-		volumerules.ParameterPrefix + object + "/namespace": c.ref.Namespace,
-		volumerules.ParameterPrefix + content + "/name":     c.Name,
-	}
+	object := volumerules.ParameterPrefix + c.parameter
+	return map[string]string{object + "/name": c.ref.Name, object + "/namespace": c.ref.Namespace, object + "content/name": c.Name}
 }

@@ -47,18 +47,14 @@ func (d driver) checkSecret(c *content, class *class) (*corev1.SecretReference, 
 	case name == "" || namespace == "":
 		return nil, fmt.Errorf("class parameters %q and %q: set both or none", keyName, keyNamespace)
 	}
-	object, content := "volumesnapshot", "volumesnapshotcontent"
-	if c.group {
-		object, content = "volumegroupsnapshot", "volumegroupsnapshotcontent"
-	}
-	tokens := map[string]string{content + ".name": c.Name, object + ".namespace": c.ref.Namespace}
+	tokens := map[string]string{c.parameter + "content.name": c.Name, c.parameter + ".namespace": c.ref.Namespace}
 	ref := &corev1.SecretReference{}
 	var err error
 	ref.Namespace, err = volumerules.ExpandTemplate(keyNamespace, namespace, tokens, validation.IsDNS1123Label)
 	if err != nil {
 		return nil, err
 	}
-	tokens[object+".name"] = c.ref.Name
+	tokens[c.parameter+".name"] = c.ref.Name
 	ref.Name, err = volumerules.ExpandTemplate(keyName, name, tokens, validation.IsDNS1123Subdomain)
 	if err != nil {
 		return nil, err
