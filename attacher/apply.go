@@ -32,10 +32,8 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 		read.secretsRead = true
 		return nil
 	case doReadAttachment:
-		read.attachmentRead = true
 		return t.readAttachment(ctx, va)
 	case doReadVolume:
-		read.volumeRead = true
 		if _, _, err := t.volumes.Refetch(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), s.volume); err != nil {
 			return fmt.Errorf("reading PersistentVolume %q before calling the driver: %w", s.volume.Name, err)
 		}

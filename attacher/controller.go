@@ -140,7 +140,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { t.vaQueue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { t.pvQueue.Run(ctx, c.cfg.WorkerThreads) })
-	wg.Go(func() { t.resync(ctx) })
+	wg.Go(func() { workloop.Every(ctx, c.cfg.Resync, t.resync) })
 	caps := c.deps.Driver.Controller
 	if caps.PublishUnpublishVolume && caps.ListVolumes && caps.ListVolumesPublishedNodes && c.cfg.ReconcileSync > 0 {
 		wg.Go(func() { reconciler{t}.run(ctx) })

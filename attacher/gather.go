@@ -49,7 +49,7 @@ type attachmentState struct {
 	// detaching is an attachment of the volume, which is for one node, to another node. It is being deleted, and its volume may
 	// still be published there.
 	detaching *storagev1.VolumeAttachment
-	// unconfirmed: not yet read from the API server in this term; the cache may be stale.
+	// unconfirmed: not yet read from the API server in this term, or not since outOfSync; the cache may be stale.
 	unconfirmed bool
 	// volumeUnconfirmed: the cache may lack the last writes of an earlier leader to the PersistentVolume.
 	volumeUnconfirmed bool
@@ -59,11 +59,9 @@ type attachmentState struct {
 
 // liveReads holds what earlier steps of the same sync read from the API server, and did at the driver.
 type liveReads struct {
-	unpublished    []string // former node IDs
-	attachmentRead bool
-	volumeRead     bool
-	secretsRead    bool
-	secrets        map[string]string
+	unpublished []string // former node IDs
+	secretsRead bool
+	secrets     map[string]string
 }
 
 // gather reads the caches, including own writes that the watch has not delivered yet.
@@ -75,10 +73,10 @@ func (t *term) gather(key attachmentKey, read liveReads) attachmentState {
 	}
 	s.attachment = va
 	s.publishedAtFormer, s.outOfSync = t.outOfSync.of(key.UID)
-	s.unconfirmed = !read.attachmentRead && (!fresh || s.outOfSync)
+	s.unconfirmed = !fresh
 	if name := va.Spec.Source.PersistentVolumeName; name != nil {
 		s.volume, fresh, ok = t.volumes.Fresh(*name)
-		s.volumeUnconfirmed = ok && !fresh && !read.volumeRead
+		s.volumeUnconfirmed = ok && !fresh
 	}
 	if t.c.driver.publishes {
 		s.csiNode, _ = t.c.csiNodes.Get(va.Spec.NodeName)

@@ -4,10 +4,8 @@
 package attacher
 
 import (
-	"context"
 	"maps"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -137,28 +135,16 @@ func (t *term) csiNodeUpdated(old, node *storagev1.CSINode) {
 	}
 }
 
-// resync enqueues everything unfinished at the interval --resync.
-func (t *term) resync(ctx context.Context) {
-	if t.c.cfg.Resync == 0 {
-		return
+// resync enqueues everything unfinished.
+func (t *term) resync() {
+	for _, va := range t.c.attachments.List() {
+		if t.unfinished(va) {
+			t.vaQueue.Resync(keyOf(va))
+		}
 	}
-	tick := time.NewTicker(t.c.cfg.Resync)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		for _, va := range t.c.attachments.List() {
-			if t.unfinished(va) {
-				t.vaQueue.Resync(keyOf(va))
-			}
-		}
-		for _, pv := range t.c.volumes.List() {
-			if t.c.driver.releasesUnused(pv) {
-				t.pvQueue.Resync(pv.Name)
-			}
+	for _, pv := range t.c.volumes.List() {
+		if t.c.driver.releasesUnused(pv) {
+			t.pvQueue.Resync(pv.Name)
 		}
 	}
 }

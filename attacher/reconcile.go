@@ -191,6 +191,7 @@ func (r reconciler) enqueueDifferences(ctx context.Context, reported publishedVo
 			r.outOfSync.remove(va.UID)
 			continue
 		}
+		r.attachments.Doubt(va) // before a sync finds the difference
 		added, isNew := r.outOfSync.add(va.UID, atFormer)
 		if added && published != attached {
 			r.c.metrics.mismatch(published)

@@ -6,8 +6,10 @@ package attacher
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -175,6 +177,13 @@ func pages(next map[string]string) csitest.Step {
 func attacherScenarioCompare(t *testing.T) {
 	t.Run("059_060_published_again", func(t *testing.T) {
 		f := scenario(t, lists(), often)
+		var reads atomic.Int32
+		f.through(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/"+f.Unique("va1")) {
+				reads.Add(1)
+			}
+			pass.ServeHTTP(w, r)
+		})
 		before := f.attached()
 		f.agrees()
 		f.Calls(publish, 1)
@@ -187,6 +196,9 @@ func attacherScenarioCompare(t *testing.T) {
 		f.unchanged(before)
 		f.Calls(publish, 2)
 		f.Calls(unpublish, 0)
+		if n := reads.Load(); n != 1 {
+			t.Errorf("the VolumeAttachment was read %d times, want 1: before it is published again", n)
+		}
 	})
 	t.Run("059_with_other_metadata", func(t *testing.T) {
 		f := scenario(t, lists(), often)

@@ -58,7 +58,7 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step, read
 	// detached, so that a crash after this write causes no second unpublish.
 	if err := t.changeAttachment(ctx, va, kube.MetadataPatch{RemoveFinalizers: []string{t.c.driver.finalizer}}); err != nil {
 		// The write may have taken effect, and another VolumeAttachment of the same name may exist.
-		t.attachments.Unanswered(va)
+		t.attachments.Doubt(va)
 		return t.recordError(ctx, va, fmt.Errorf("could not mark as detached: %w", err))
 	}
 	t.outOfSync.remove(va.UID)

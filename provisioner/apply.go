@@ -104,7 +104,7 @@ func (l *claimLoop) readClaim(ctx context.Context, key claimKey, claim *corev1.P
 	case !kube.IsNotFound(err):
 		return fmt.Errorf("reading PersistentVolume %q: %w", name, err)
 	}
-	r.live, r.refs = true, nil // those of the live claim may be others
+	r.volumeRead, r.refs = true, nil // those of the live claim may be others
 	return nil
 }
 

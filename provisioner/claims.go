@@ -79,8 +79,7 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 	var r reads
 	var rescheduled error
 	for range maxSteps {
-		s := l.gather(key)
-		s.reads = r
+		s := l.gather(key, r)
 		step := l.c.driver.decide(s)
 		log.V(2).Info("Decided", "stage", stageOf(s.call), "action", step.action.String(), "reason", step.reason)
 		switch step.action {

@@ -151,7 +151,7 @@ func (d driver) facts(s claimState) intent.Facts {
 	if s.call.State.InProgress() {
 		f.Ready = d.preparation(s).action == doNothing
 	} else {
-		f.Stale = s.stale && !s.live && (!d.NodeDeployment || nodeOf(s.claim) == d.NodeName)
+		f.Stale = s.stale && (!d.NodeDeployment || nodeOf(s.claim) == d.NodeName)
 	}
 	return f
 }
@@ -309,7 +309,7 @@ func (d driver) decideRequest(s claimState, reason string) step {
 	if s.call.State.InProgress() {
 		return step{action: doPrepareAgain, reason: reason, next: next}
 	}
-	if s.stale && !s.live {
+	if s.stale {
 		return step{action: doReadClaim, reason: reason}
 	}
 	return d.begin(s, false, reason, next)

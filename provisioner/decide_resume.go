@@ -12,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -20,8 +19,7 @@ import (
 // claim nor its deletion changes a request that was sent. The record on a protected claim is that of the first request, which must not
 // be replaced.
 func (d driver) isReplaced(s claimState) bool {
-	unknown := s.call.State == intent.Sent || s.call.State == intent.Unknown
-	if d.ProvisioningProtection != ProtectionOff || !unknown || s.failure != nil || !s.classRecreated() {
+	if d.ProvisioningProtection != ProtectionOff || !s.call.State.Unanswered() || s.failure != nil || !s.classRecreated() {
 		return false
 	}
 	node := selectedNode(s.claim)

@@ -643,10 +643,6 @@ func TestDecide(t *testing.T) {
 		"not received since the term began": {
 			claim: testClaim(nil), class: testClass(nil), stale: true, want: doReadClaim, reason: "Wanted",
 		},
-		"not received since the term began, and just read": {
-			claim: testClaim(nil), class: testClass(nil), stale: true, reads: reads{live: true}, want: doBegin,
-			reason: "Wanted",
-		},
 		"recorded by an earlier process, not received since the term began": {
 			claim: testClaim(recorded), class: testClass(nil), stale: true, want: doReadClaim, reason: "RecordFound",
 		},

@@ -47,7 +47,7 @@ type claimState struct {
 // reads is what one sync has read from the API server, or learned from a failed call. It
 // is not kept until the next sync.
 type reads struct {
-	live         bool          // the claim was read
+	volumeRead   bool          // the PersistentVolume of the claim was read; the cache cannot remember that there was none
 	refs         *resolvedRefs // the objects that the claim references; nil: not read yet
 	freshSecrets bool          // the secrets of the request were read in this sync
 	owner        *string       // of a rejected volume, "" for none; nil: not read yet
@@ -81,15 +81,15 @@ type failure struct {
 // until the watch has shown the claim bound or deleted, so that no state of the cache leads
 // to a second volume. A claim that was deleted meanwhile leads to a PersistentVolume that
 // is released at once.
-func (l *claimLoop) gather(key claimKey) claimState {
-	s := claimState{call: l.ops.Get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now()}
+func (l *claimLoop) gather(key claimKey, r reads) claimState {
+	s := claimState{call: l.ops.Get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now(), reads: r}
 	s.complete = l.volumes.Complete()
 	s.volume, _ = l.volumes.Get(l.c.driver.volumeName(key.UID))
 	claim, fresh, ok := l.claims.Fresh(key.Namespace + "/" + key.Name)
 	if !ok || claim.UID != key.UID {
 		return s
 	}
-	s.claim, s.stale = claim, !fresh || s.volume == nil && !s.complete
+	s.claim, s.stale = claim, !fresh || s.volume == nil && !s.complete && !r.volumeRead
 	s.class, _ = l.c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(claim))
 	return s
 }

@@ -235,7 +235,7 @@ func (a *attempt) saveVolume(ctx context.Context, s claimState, step step) error
 	if err != nil || !written {
 		return err
 	}
-	if s.call.Payload.answer != nil {
+	if s.call.State == intent.Answered {
 		saved := *s.call.Payload.answer
 		saved.volumeSaved = true
 		saved.nodeExpansion = saved.nodeExpansion || a.key.Operation == expand && awaitsNode(s.volume, saved.before)
@@ -249,13 +249,13 @@ func (a *attempt) saveVolume(ctx context.Context, s claimState, step step) error
 
 // saveClaim writes step to the claim. It ends the operation if step has its result.
 func (a *attempt) saveClaim(ctx context.Context, s claimState, step step) error {
-	written, err := a.writeClaim(ctx, s, step, step.claim)
+	written, err := a.writeClaim(ctx, s, step)
 	if err != nil || !written {
 		return err
 	}
 	a.t.event(s.claim, step.events...)
 	answer, began := s.call.Payload.answer, s.call.Payload.began
-	if answer == nil {
+	if s.call.State != intent.Answered {
 		return nil
 	}
 	log := klog.FromContext(ctx)
@@ -280,17 +280,17 @@ func (a *attempt) saveClaim(ctx context.Context, s claimState, step step) error 
 // saveError writes the error of a call to the claim, unless step discards it, and forgets the response.
 func (a *attempt) saveError(ctx context.Context, s claimState, step step) error {
 	if step.action == doSaveError {
-		written, err := a.writeClaim(ctx, s, step, step.claim)
+		written, err := a.writeClaim(ctx, s, step)
 		if err != nil || !written {
 			return err
 		}
 	}
-	answer, event := *s.call.Payload.answer, intent.Event(0)
-	if answer.err == nil { // superseded
+	answer, event := *unwritten(s.call), intent.Event(0)
+	if s.call.State == intent.Answered { // superseded
 		event = intent.Settle
 	}
 	a.remember(event, func(m *operationMemory) {
-		m.answer = nil
+		m.answer, m.failed = nil, nil
 		if step.action == doSaveError {
 			m.recorded = failureOf(answer)
 		}
@@ -307,7 +307,7 @@ func (a *attempt) saveError(ctx context.Context, s claimState, step step) error 
 // pend records that a modification waits for its class.
 func (a *attempt) pend(ctx context.Context, s claimState, step step) (done bool, until time.Time, err error) {
 	if step.claim != nil {
-		if written, err := a.writeClaim(ctx, s, step, step.claim); err != nil || !written {
+		if written, err := a.writeClaim(ctx, s, step); err != nil || !written {
 			return false, until, err
 		}
 	}

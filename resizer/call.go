@@ -30,7 +30,7 @@ func (a *attempt) expand(ctx context.Context, s claimState, step step) error {
 		return err
 	}
 	var response *csi.ControllerExpandVolumeResponse
-	if ended := a.call(ctx, src, step.target, func(call context.Context) {
+	if ended := a.call(ctx, s.call, src, step.target, func(call context.Context) {
 		response, err = a.t.c.deps.CSI.ControllerExpandVolume(call, request)
 	}); ended != nil {
 		return ended
@@ -59,7 +59,7 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 		return err
 	}
 	request := driver.modifyRequest(src, s.claim, s.classes[step.target.key], s.secrets)
-	if ended := a.call(ctx, src, step.target, func(call context.Context) {
+	if ended := a.call(ctx, s.call, src, step.target, func(call context.Context) {
 		_, err = a.t.c.deps.CSI.ControllerModifyVolume(call, request)
 	}); ended != nil {
 		return ended
@@ -72,9 +72,13 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 }
 
 // call calls f with the deadline of a CSI call and without the lock of the claim. If ctx ends before the volume can be used, or this
-// process must not call the driver, call returns an error without calling f.
-func (a *attempt) call(ctx context.Context, src source, t target, f func(context.Context)) error {
-	a.begin(intent.Resume, t)
+// process must not call the driver, call returns an error without calling f. last is the last call of the operation.
+func (a *attempt) call(ctx context.Context, last call, src source, t target, f func(context.Context)) error {
+	event := intent.Plan
+	if last.State.Unanswered() { // that of an earlier process
+		event = intent.Resume
+	}
+	a.begin(event, t)
 	// Also before the lock is released: the other operation of the claim must not plan another call.
 	if err := a.t.memories.Send(ctx, a.key, t.key); err != nil {
 		return err
@@ -97,14 +101,11 @@ func (a *attempt) call(ctx context.Context, src source, t target, f func(context
 	return nil
 }
 
-// begin prepares the call for t. event is Plan if this process has recorded t, else Resume. It is Plan, too, if the last call was for t:
-// its result is final. A call that may have an effect stays, because it is repeated.
+// begin prepares the call for t. event is Plan, or Resume if an earlier process may have sent it. A call of this process that may have an
+// effect stays, because it is repeated.
 func (a *attempt) begin(event intent.Event, t target) {
-	switch c := a.t.memories.Get(a.key); {
-	case c.State.MayHaveEffect():
+	if a.t.memories.Get(a.key).State.MayHaveEffect() {
 		return
-	case c.Args == t.key:
-		event = intent.Plan
 	}
 	a.remember(intent.Settle, nil)
 	_, _, _ = a.t.memories.Apply(a.key, change{Event: event, Args: t.key, Set: func(m *operationMemory) { m.target = t }})
@@ -125,12 +126,18 @@ func (a *attempt) answered(ctx context.Context, s claimState, step step, result 
 	case result.err != nil:
 		event = intent.Settle
 	}
+	ended := result.kind == indeterminate && (a.key.Operation == expand || ctx.Err() != nil)
 	a.remember(event, func(m *operationMemory) {
 		m.inUseError, m.waiting = status.Code(result.err) == codes.FailedPrecondition, false
+		switch {
+		case event == intent.Answer:
+			m.answer = &result
+		case !ended:
+			m.failed = &result
+		}
 	})
-	if result.kind == indeterminate && (a.key.Operation == expand || ctx.Err() != nil) {
+	if ended {
 		return result.err
 	}
-	a.remember(0, func(m *operationMemory) { m.answer = &result })
 	return nil
 }

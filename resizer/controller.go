@@ -189,7 +189,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer c.noClasses.Store(nil)
 	c.term.Store(t)
 	defer c.term.Store(nil)
-	t.background.Go(func() { t.resync(background) })
+	t.background.Go(func() {
+		workloop.Every(background, c.cfg.ResyncPeriod, func() { t.enqueueAll(t.queue.Resync) })
+	})
 	t.queue.Run(ctx, c.cfg.Workers)
 	return context.Cause(ctx)
 }

@@ -108,7 +108,7 @@ type step struct {
 // decide returns the next step of an operation. It has no side effects and handles every state, also
 // states that no correct component produces.
 func (d driver) decide(o operation, s claimState) step {
-	switch answer := s.call.Payload.answer; {
+	switch answer := unwritten(s.call); {
 	case answer != nil:
 		return d.decideAnswer(o, s, *answer)
 	case s.claim == nil:
@@ -134,11 +134,7 @@ func (s claimState) inOrder(secret *corev1.SecretReference, recorded bool, recor
 	if recorded {
 		facts.Record = intent.Own
 	}
-	state := s.call.State
-	if !state.MayHaveEffect() { // planned again, perhaps with another target
-		state = intent.Planned
-	}
-	switch intent.Next(intent.Policy{Record: intent.BeforeCall}, state, facts) {
+	switch intent.NextOfCall(intent.Policy{Record: intent.BeforeCall}, s.call.State, facts) {
 	case intent.DoPrepare:
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, target: call.target}
 	case intent.DoRecord:

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -150,7 +149,7 @@ func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason st
 	case controllerInProgress, controllerInfeasible:
 		// An earlier process may have called the driver for the recorded size. A volume that was expanded to it is not requested
 		// smaller, whatever later calls returned.
-		known := status == controllerInfeasible || s.call.State == intent.Settled && s.call.Args == bytesOf(allocated)
+		known := status == controllerInfeasible || !s.call.State.InProgress()
 		if !known || volumeSuffices && volume.Cmp(allocated) >= 0 {
 			return allocated, ""
 		}
@@ -268,19 +267,19 @@ func (d driver) decideExpandOnNode(s claimState, t target) step {
 		return save
 	}
 	save.volume = d.expandedVolume(answer{size: t.size, nodeExpansion: true, before: capacityOf(s.claim)})
-	save.events = []event{nodeRequiredEvent()}
+	save.events = []event{nodeRequired}
 	return save
 }
 
 // expandAnswer returns what the response a of an expansion changes, and whether the claim still expects it.
 func (d driver) expandAnswer(s claimState, a answer) (write step, expected bool) {
-	write = step{reason: "Expanded", volume: d.expandedVolume(a), events: []event{successEvent()}}
+	write = step{reason: "Expanded", volume: d.expandedVolume(a), events: []event{resizeSuccessful}}
 	write.claim = func(c *corev1.PersistentVolumeClaim) { finishExpansion(c, a, s.now) }
 	if a.err != nil {
 		write.claim = func(c *corev1.PersistentVolumeClaim) { failExpansion(c, a, s.now) }
 	}
 	if a.nodeExpansion {
-		write.events = []event{nodeRequiredEvent()}
+		write.events = []event{nodeRequired}
 	}
 	return write, s.claim != nil && (s.call.Payload.legacy || s.intends(target{key: a.target}))
 }

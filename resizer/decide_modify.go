@@ -50,15 +50,14 @@ func (d driver) decideModify(s claimState) step {
 	case s.stub:
 		return step{action: doReadClaim, reason: "Stub"}
 	case requested == "" && !inProgress && isTrue(s.claim, corev1.PersistentVolumeClaimVolumeModifyingVolume):
-		return step{action: doCancel, reason: "NotRequested", claim: cancelModification, events: []event{modifyCanceledEvent()}}
+		return step{action: doCancel, reason: "NotRequested", claim: cancelModification, events: []event{modifyCanceled}}
 	case requested == "" && !inProgress:
 		return step{reason: "NotRequested"}
 	case !s.classesServed:
 		return step{reason: "ClassesNotAvailable"} // it enqueues the claim when they are
 	}
 	// While the outcome of the recorded class is unknown, the volume gets no other class.
-	indeterminate := inProgress && (unknown || s.call.Args != recorded)
-	if indeterminate || inProgress && requested == "" {
+	if unknown || inProgress && requested == "" {
 		return d.decideRepeatedModify(s, recorded, requested)
 	}
 	infeasible := ""

@@ -47,6 +47,14 @@ func testState(changes ...func(*claimState)) claimState {
 	return s
 }
 
+// decide returns what d decides about o in s, which has the call of the ledger.
+func decide(d driver, o operation, s claimState) step {
+	if s.claim != nil {
+		s.call = o.callOf(s.call, s.claim)
+	}
+	return d.decide(o, s)
+}
+
 // sizes sets the letters of the contract: R, C, A, S and P. Empty values are absent.
 func sizes(r, c, a string, s corev1.ClaimResourceStatus, p string) func(*claimState) {
 	return func(state *claimState) {
@@ -151,7 +159,9 @@ func TestExpansionTarget(t *testing.T) {
 			}
 			d := expanding()
 			d.expansion = mode
-			got, reason := d.expansionTarget(testState(tt.state...))
+			s := testState(tt.state...)
+			s.call = expand.callOf(s.call, s.claim)
+			got, reason := d.expansionTarget(s)
 			if reason != "" && want != none || reason == "" && (want == none || got.String() != want) {
 				t.Errorf("%s, mode %v: got %v (%s), want %q", name, mode, got.String(), reason, want)
 			}
@@ -174,14 +184,14 @@ func recorded(s *claimState) { s.volume.Annotations = map[string]string{annPreRe
 // TestResizerScenarioUnusualStates has the parts of the contract that a real API server does not permit.
 func TestResizerScenarioUnusualStates(t *testing.T) {
 	t.Run("021_unusual_states", func(t *testing.T) {
-		if got := expanding().decide(expand, testState(sizes("2Gi", "", "", "", "1Gi"))); got.action != doIntend {
+		if got := decide(expanding(), expand, testState(sizes("2Gi", "", "", "", "1Gi"))); got.action != doIntend {
 			t.Errorf("without capacity: %v", got.action)
 		}
-		if got := expanding().decide(expand, testState(sizes("2Gi", "1Gi", "2Gi", "Foo", "1Gi"))); got.action != doNothing ||
+		if got := decide(expanding(), expand, testState(sizes("2Gi", "1Gi", "2Gi", "Foo", "1Gi"))); got.action != doNothing ||
 			got.reason != stageUnknown {
 			t.Errorf("unknown status: %v", got.action)
 		}
-		if got := expanding().decide(expand, testState(sizes("4Gi", "1Gi", "11Gi", controllerFailed, "1Gi"))); got.action != doIntend {
+		if got := decide(expanding(), expand, testState(sizes("4Gi", "1Gi", "11Gi", controllerFailed, "1Gi"))); got.action != doIntend {
 			t.Errorf("status of the alpha API: %v", got.action)
 		}
 	})
@@ -291,7 +301,7 @@ func TestDecideExpand(t *testing.T) {
 		if tt.driver != nil {
 			tt.driver(&d)
 		}
-		got := d.decide(expand, testState(tt.state...))
+		got := decide(d, expand, testState(tt.state...))
 		if got.action != tt.want || tt.err != "" && (got.err == nil || !strings.Contains(got.err.Error(), tt.err)) ||
 			tt.size != "" && got.target != size(tt.size) {
 			t.Errorf("%s: got %v %v (%s, %v), want %v %s", name, got.action, got.target, got.reason, got.err, tt.want, tt.size)
@@ -321,7 +331,7 @@ func TestDecideExpandOnNode(t *testing.T) {
 		d := expanding()
 		d.expansion = expandsNode
 		s := testState(tt.state...)
-		got := d.decide(expand, s)
+		got := decide(d, expand, s)
 		if got.action != tt.want {
 			t.Errorf("%s: got %v (%s), want %v", name, got.action, got.reason, tt.want)
 			continue
@@ -342,8 +352,17 @@ func expandAnswer(change func(*answer)) func(*claimState) {
 		if change != nil {
 			change(a)
 		}
-		s.call.Payload.answer = a
+		answered(s, a)
 	}
+}
+
+// answered: the driver has returned a.
+func answered(s *claimState, a *answer) {
+	if a.err != nil {
+		s.call.Payload.failed = a
+		return
+	}
+	s.call.State, s.call.Payload.answer = intent.Answered, a
 }
 
 func TestDecideExpandAnswer(t *testing.T) {
@@ -382,7 +401,7 @@ func TestDecideExpandAnswer(t *testing.T) {
 			doSaveError},
 		"infeasible equally": {[]func(*claimState){intended, expandAnswer(failed(infeasible)), before("x", time.Second)}, doSaveError},
 	} {
-		if got := expanding().decide(expand, testState(tt.state...)); got.action != tt.want {
+		if got := decide(expanding(), expand, testState(tt.state...)); got.action != tt.want {
 			t.Errorf("%s: got %v (%s), want %v", name, got.action, got.reason, tt.want)
 		}
 	}
@@ -422,10 +441,11 @@ func TestDecideModify(t *testing.T) {
 	missing := func(s *claimState) { s.call.Payload.missingClass = requestedClass(s.claim) }
 	answered := func(change func(*answer)) func(*claimState) {
 		return func(s *claimState) {
-			s.call.Payload.answer = &answer{target: "gold", at: now, volume: volumeRef{"pv1", "v"}}
+			a := &answer{target: "gold", at: now, volume: volumeRef{"pv1", "v"}}
 			if change != nil {
-				change(s.call.Payload.answer)
+				change(a)
 			}
+			answered(s, a)
 		}
 	}
 	for name, tt := range map[string]struct {
@@ -486,7 +506,7 @@ func TestDecideModify(t *testing.T) {
 			answered(func(a *answer) { a.err = errors.New("x") })}, doSaveError, ""},
 	} {
 		d := driver{name: testDriver, modifies: true, retryMax: time.Minute}
-		got := d.decide(modify, testState(tt.state...))
+		got := decide(d, modify, testState(tt.state...))
 		if got.action != tt.want || tt.target != "" && got.target.key != tt.target {
 			t.Errorf("%s: got %v %q (%s), want %v", name, got.action, got.target.key, got.reason, tt.want)
 		}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
 // Reasons of events. All but reasonUnlikelyCapacity are those of csi-resizer, as are the messages.
@@ -36,16 +38,15 @@ type event struct {
 	kind, reason, message string
 }
 
+// Events without arguments.
+var (
+	nodeRequired     = event{corev1.EventTypeNormal, reasonNodeResizeRequired, "Require file system resize of volume on node"}
+	resizeSuccessful = event{corev1.EventTypeNormal, reasonResizeSuccessful, "Resize volume succeeded"}
+	modifyCanceled   = event{corev1.EventTypeNormal, reasonModifyCanceled, "Cancelled modify."}
+)
+
 func resizingEvent(volume string) event {
 	return event{corev1.EventTypeNormal, reasonResizing, "External resizer is resizing volume " + volume}
-}
-
-func nodeRequiredEvent() event {
-	return event{corev1.EventTypeNormal, reasonNodeResizeRequired, "Require file system resize of volume on node"}
-}
-
-func successEvent() event {
-	return event{corev1.EventTypeNormal, reasonResizeSuccessful, "Resize volume succeeded"}
 }
 
 func resizeFailedEvent(message string) event {
@@ -64,10 +65,6 @@ func modifyEvent(claim, class string) event {
 func modifySuccessEvent(claim, class string) event {
 	return event{corev1.EventTypeNormal, reasonModifySuccessful,
 		fmt.Sprintf("external resizer modified volume %s with vac %s successfully", claim, class)}
-}
-
-func modifyCanceledEvent() event {
-	return event{corev1.EventTypeNormal, reasonModifyCanceled, "Cancelled modify."}
 }
 
 func modifyFailedEvent(message string) event {
@@ -93,7 +90,7 @@ func refusedEvent(o operation, s claimState, step step, err error) event {
 		return modifyFailedEvent(err.Error())
 	case step.volume != nil:
 		message = fmt.Sprintf("error updating pv %q by resizer: %v", s.volume.Name, err)
-	case step.action == doSaveClaim && s.call.Payload.answer != nil && s.call.Payload.answer.nodeExpansion:
+	case step.action == doSaveClaim && s.call.State == intent.Answered && s.call.Payload.answer.nodeExpansion:
 		message = fmt.Sprintf("mark PVC %s as node expansion required failed: %v", claim, err)
 	case step.action == doSaveClaim:
 		message = fmt.Sprintf("mark PVC %s as resize finished failed: %v", claim, err)

@@ -76,8 +76,9 @@ func (t *term) gather(k key, r reads) claimState {
 		if r.live != nil && r.live.ResourceVersion == claim.ResourceVersion {
 			s.claim, s.stub = r.live, false
 		}
+		s.call = k.Operation.callOf(s.call, s.claim)
 	}
-	if answer := s.call.Payload.answer; answer != nil {
+	if answer := unwritten(s.call); answer != nil {
 		volume = answer.volume.name
 	}
 	if volume != "" {

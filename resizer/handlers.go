@@ -4,13 +4,12 @@
 package resizer
 
 import (
-	"context"
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
@@ -134,13 +133,6 @@ func (t *term) volumeAdded(pv *corev1.PersistentVolume) {
 	}
 }
 
-// volumeChanged enqueues the claim of a PersistentVolume that was bound or corrected.
-func (t *term) volumeChanged(pv *corev1.PersistentVolume) {
-	if claim, ok := t.claimOf(pv); ok {
-		t.enqueue(claim, t.queue.Add)
-	}
-}
-
 func (t *term) claimOf(pv *corev1.PersistentVolume) (*corev1.PersistentVolumeClaim, bool) {
 	ref := pv.Spec.ClaimRef
 	if ref == nil {
@@ -150,15 +142,19 @@ func (t *term) claimOf(pv *corev1.PersistentVolume) (*corev1.PersistentVolumeCla
 }
 
 func (t *term) volumeUpdated(old, pv *corev1.PersistentVolume) {
-	if old.UID != pv.UID || claimUID(old) != claimUID(pv) || isCorrected(old, pv) {
-		t.volumeChanged(pv)
+	claim, ok := t.claimOf(pv)
+	switch {
+	case !ok:
+		return
+	case old.UID != pv.UID || claimUID(old) != claimUID(pv) || isCorrected(old, pv):
+		t.enqueue(claim, t.queue.Add)
 		return
 	}
 	// The node may have completed the expansion before the watch delivered the record to remove.
 	if _, had := old.Annotations[annPreResize]; had {
 		return
 	}
-	if claim, ok := t.claimOf(pv); ok && t.c.driver.owns(claim, pv) && isRecordObsolete(claim, pv) {
+	if t.c.driver.owns(claim, pv) && isRecordObsolete(claim, pv) {
 		t.queue.Add(keyOf(claim, expand))
 	}
 }
@@ -166,10 +162,7 @@ func (t *term) volumeUpdated(old, pv *corev1.PersistentVolume) {
 // isCorrected reports whether pv differs from old in a field on which requests depend and that users can change.
 func isCorrected(old, pv *corev1.PersistentVolume) bool {
 	secret := func(pv *corev1.PersistentVolume) *corev1.SecretReference {
-		if pv.Spec.CSI == nil {
-			return nil
-		}
-		return pv.Spec.CSI.ControllerExpandSecretRef
+		return ptr.Deref(pv.Spec.CSI, corev1.CSIPersistentVolumeSource{}).ControllerExpandSecretRef
 	}
 	same := func(annotation string) bool { return old.Annotations[annotation] == pv.Annotations[annotation] }
 	return !ptr.Equal(secret(old), secret(pv)) || !same(annModifySecretName) || !same(annModifySecretNamespace) ||
@@ -177,26 +170,6 @@ func isCorrected(old, pv *corev1.PersistentVolume) bool {
 		migration.IsInTree(pv) && (!maps.Equal(old.Labels, pv.Labels) || !same(storagehelpers.AnnMigratedTo))
 }
 
-func claimUID(pv *corev1.PersistentVolume) string {
-	if pv.Spec.ClaimRef == nil {
-		return ""
-	}
-	return string(pv.Spec.ClaimRef.UID)
-}
-
-// resync enqueues everything unfinished at the interval --resync-period.
-func (t *term) resync(ctx context.Context) {
-	if t.c.cfg.ResyncPeriod == 0 {
-		return
-	}
-	tick := time.NewTicker(t.c.cfg.ResyncPeriod)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			t.enqueueAll(t.queue.Resync)
-		}
-	}
+func claimUID(pv *corev1.PersistentVolume) types.UID {
+	return ptr.Deref(pv.Spec.ClaimRef, corev1.ObjectReference{}).UID
 }

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -42,22 +43,15 @@ func (t *term) watchUsers(ctx context.Context) error {
 	}
 	t.c.users.mu.Unlock()
 	t.handleUsers()
-	limit := time.NewTimer(usersLimit)
-	defer limit.Stop()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if t.usersListed() {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-limit.C:
-			return fmt.Errorf("listing %s: the API server did not respond within %v", t.usersResource(), usersLimit)
-		case <-tick.C:
-		}
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, usersLimit, true,
+		func(context.Context) (bool, error) { return t.usersListed(), nil })
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		return fmt.Errorf("listing %s: the API server did not respond within %v", t.usersResource(), usersLimit)
 	}
+	return nil
 }
 
 // usersListed reports whether the first list is complete or forbidden.

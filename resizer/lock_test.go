@@ -31,7 +31,7 @@ func TestBegin(t *testing.T) {
 		"another size, planned":        {intent.Planned, intent.Plan, "3Gi", intent.Planned, true},
 		"another size, unknown":        {intent.Unknown, intent.Plan, "3Gi", intent.Unknown, false},
 		"another leader's, planned":    {intent.Planned, intent.Resume, "3Gi", intent.Unknown, true},
-		"repeated after a final error": {intent.Settled, intent.Resume, "2Gi", intent.Planned, true},
+		"repeated after a final error": {intent.Settled, intent.Plan, "2Gi", intent.Planned, true},
 		"another leader's, settled":    {intent.Settled, intent.Resume, "3Gi", intent.Unknown, true},
 	} {
 		a := &attempt{t: &term{memories: newMemories()}}
@@ -72,7 +72,7 @@ func TestCallOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 			a := &attempt{t: term, key: key{Operation: o}}
 			a.lock()
 			call := map[operation]func(context.Context, claimState, step) error{expand: a.expand, modify: a.modify}[o]
-			if err := call(ctx, s, step{}); !errors.Is(err, ended) || term.memories.Get(a.key).Payload.answer != nil {
+			if err := call(ctx, s, step{}); !errors.Is(err, ended) || unwritten(term.memories.Get(a.key)) != nil {
 				t.Errorf("%s returned %v, and the call is %+v", o, err, term.memories.Get(a.key))
 			}
 			// Sent before the wait, so that the other operation cannot plan another call.

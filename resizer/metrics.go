@@ -32,28 +32,20 @@ func newMetrics(reg prometheus.Registerer, waiting func(reason string) float64) 
 		}, []string{"operation", "grpc_status_code"}),
 	}
 	reg.MustRegister(m.seconds, m.failures)
-	reg.MustRegister(waitingOperations(waiting))
+	waitingDesc := prometheus.NewDesc("storage_controller_resizer_waiting",
+		"Expansions and modifications that wait, by reason: infeasible (retried after --retry-interval-max), "+
+			"in_use (until the volume is not in use), class_missing (until the VolumeAttributesClass exists).", []string{"reason"}, nil)
+	reg.MustRegister(prometheus.CollectorFunc(func(values chan<- prometheus.Metric) {
+		for label, reason := range map[string]string{
+			"infeasible": stageInfeasible, "in_use": stageInUse, "class_missing": stageClassMissing,
+		} {
+			values <- prometheus.MustNewConstMetric(waitingDesc, prometheus.GaugeValue, waiting(reason), label)
+		}
+	}))
 	for o := range operations { // an alert needs the zero before the first increase
 		m.failures.WithLabelValues(o.String(), "none")
 	}
 	return m
-}
-
-// waitingOperations collects the number of waiting operations.
-type waitingOperations func(reason string) float64
-
-var waitingDesc = prometheus.NewDesc("storage_controller_resizer_waiting",
-	"Expansions and modifications that wait, by reason: infeasible (retried after --retry-interval-max), "+
-		"in_use (until the volume is not in use), class_missing (until the VolumeAttributesClass exists).", []string{"reason"}, nil)
-
-// Describe implements [prometheus.Collector].
-func (w waitingOperations) Describe(descs chan<- *prometheus.Desc) { descs <- waitingDesc }
-
-// Collect implements [prometheus.Collector].
-func (w waitingOperations) Collect(values chan<- prometheus.Metric) {
-	for label, reason := range map[string]string{"infeasible": stageInfeasible, "in_use": stageInUse, "class_missing": stageClassMissing} {
-		values <- prometheus.MustNewConstMetric(waitingDesc, prometheus.GaugeValue, w(reason), label)
-	}
 }
 
 func (m *metricSet) failed(o operation, err error) {

@@ -40,16 +40,16 @@ var expansionConditions = []corev1.PersistentVolumeClaimConditionType{
 // patchOf returns a strategic merge patch that changes before to after if before is the current version
 // of the object, or nil if they are equal. It names every annotation that it removes: the cache does not
 // have all of them.
-func patchOf[T any](before, after *metav1.ObjectMeta, old, changed *T) ([]byte, error) {
-	oldJSON, err := json.Marshal(old)
+func patchOf(before, after metav1.Object) ([]byte, error) {
+	old, err := json.Marshal(before)
 	if err != nil {
 		return nil, err
 	}
-	changedJSON, err := json.Marshal(changed)
+	changed, err := json.Marshal(after)
 	if err != nil {
 		return nil, err
 	}
-	patch, err := strategicpatch.CreateTwoWayMergePatch(oldJSON, changedJSON, new(T))
+	patch, err := strategicpatch.CreateTwoWayMergePatch(old, changed, before)
 	if err != nil || string(patch) == "{}" {
 		return nil, err
 	}
@@ -57,8 +57,8 @@ func patchOf[T any](before, after *metav1.ObjectMeta, old, changed *T) ([]byte, 
 	if err := json.Unmarshal(patch, &fields); err != nil {
 		return nil, err
 	}
-	metadata := map[string]any{"uid": before.UID, "resourceVersion": before.ResourceVersion}
-	if annotations := changedAnnotations(before.Annotations, after.Annotations); len(annotations) > 0 {
+	metadata := map[string]any{"uid": before.GetUID(), "resourceVersion": before.GetResourceVersion()}
+	if annotations := changedAnnotations(before.GetAnnotations(), after.GetAnnotations()); len(annotations) > 0 {
 		metadata["annotations"] = annotations
 	}
 	fields["metadata"] = metadata

@@ -16,12 +16,12 @@ func TestPatchKeepsWhatTheCacheDoesNotHave(t *testing.T) {
 		Annotations: map[string]string{annPreResize: "1Gi"}}}
 	after := before.DeepCopy()
 	removeRecord(after)
-	patch, err := patchOf(&before.ObjectMeta, &after.ObjectMeta, before, after)
+	patch, err := patchOf(before, after)
 	want := `{"metadata":{"annotations":{"` + annPreResize + `":null},"resourceVersion":"7","uid":"u"}}`
 	if err != nil || string(patch) != want {
 		t.Errorf("%v: got %s, want %s", err, patch, want)
 	}
-	if patch, err := patchOf(&before.ObjectMeta, &before.ObjectMeta, before, before.DeepCopy()); err != nil || patch != nil {
+	if patch, err := patchOf(before, before.DeepCopy()); err != nil || patch != nil {
 		t.Errorf("%v: got %s for equal objects", err, patch)
 	}
 }

@@ -15,12 +15,10 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// writeClaim applies change to the status of the claim of s. It returns false if the claim must be decided
+// writeClaim applies step to the status of the claim of s. It returns false if the claim must be decided
 // about again, because it was deleted or changed by another client.
-func (a *attempt) writeClaim(
-	ctx context.Context, s claimState, step step, change func(*corev1.PersistentVolumeClaim),
-) (written bool, err error) {
-	if err := a.patchClaim(ctx, s, change); err != nil {
+func (a *attempt) writeClaim(ctx context.Context, s claimState, step step) (written bool, err error) {
+	if err := a.patchClaim(ctx, s, step.claim); err != nil {
 		return false, a.claimNotWritten(ctx, s, step, err)
 	}
 	return true, nil
@@ -30,7 +28,7 @@ func (a *attempt) writeClaim(
 func (a *attempt) patchClaim(ctx context.Context, s claimState, change func(*corev1.PersistentVolumeClaim)) error {
 	changed := s.claim.DeepCopy()
 	change(changed)
-	patch, err := patchOf(&s.claim.ObjectMeta, &changed.ObjectMeta, s.claim, changed)
+	patch, err := patchOf(s.claim, changed)
 	if err != nil || patch == nil {
 		return err
 	}
@@ -58,7 +56,7 @@ func (a *attempt) claimNotWritten(ctx context.Context, s claimState, step step, 
 func (a *attempt) writeVolume(ctx context.Context, s claimState, step step) (written bool, err error) {
 	changed := s.volume.DeepCopy()
 	step.volume(changed)
-	patch, err := patchOf(&s.volume.ObjectMeta, &changed.ObjectMeta, s.volume, changed)
+	patch, err := patchOf(s.volume, changed)
 	switch {
 	case err != nil:
 		return false, err

@@ -7,14 +7,11 @@ package snapshotter
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
-	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -30,7 +27,11 @@ func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 	case doSettle:
 		return l.happened(c.UID, intent.Settle, nil)
 	case doAnnounce:
-		l.announce(c, step.cause, step.err)
+		if step.err != nil {
+			l.eventOnce(c, malformedRecord, warning, c.created, step.err.Error())
+			return nil
+		}
+		l.announce(c, step.cause)
 		return nil
 	case doReadSecret:
 		return l.readSecret(ctx, c, step, r)
@@ -106,9 +107,9 @@ func (l *loop) readSecret(ctx context.Context, c *content, step step, r *reads) 
 	}
 	if step.report == doReportDeletion {
 		// A driver without credentials may return OK for a snapshot that it cannot see.
-		waitsFor, e := cause{}, l.ledger.Get(c.UID)
+		waitsFor, e := cause{}, l.call(c)
 		switch missing := kube.IsNotFound(err); {
-		case missing && c.indeterminate(e) && c.unrecorded(e): // CreateSnapshot was probably never called
+		case missing && c.known().handle == "" && c.suspected(e): // CreateSnapshot was probably never called
 			return l.happened(c.UID, intent.Settle, nil)
 		case missing:
 			waitsFor = cause{blockedSecret, fmt.Sprintf("Secret %s/%s", step.secret.Namespace, step.secret.Name)}
@@ -124,80 +125,6 @@ func (l *loop) readSecret(ctx context.Context, c *content, step step, r *reads) 
 	return l.report(ctx, c, step.report, inputsError(c, err.Error()), cause{})
 }
 
-// record writes the finalizer and the request before the first call.
-func (l *loop) record(ctx context.Context, c *content, step step) error {
-	if step.again {
-		step.change.SetAnnotations = map[string]string{AnnRequest: step.request.encodeAgain()}
-	}
-	stored, err := l.objects.Patch(ctx, l.writer, c, step.change)
-	newest, exists := l.newest(c)
-	switch {
-	case err == nil && (!exists || step.change.AppliedTo(stored)):
-		if step.again {
-			l.remember(c.UID, func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
-		} else if c.unrecorded(l.ledger.Get(c.UID)) { // nothing was sent before
-			return l.plan(c, intent.Plan, step.request)
-		}
-		return nil
-	case l.outdated(c, err):
-		return nil // decide again
-	case err == nil:
-		err = kube.ErrNotStored
-	case exists && apierrors.IsInvalid(err) && newest.terminating() && !c.terminating():
-		return nil // it is being deleted: decide again
-	}
-	err = fmt.Errorf("failed to add %sBeingCreated annotation on the %s %s: %w",
-		strings.TrimSuffix(c.kind.name, "Content"), c.object, c.Name, err)
-	switch {
-	case !step.again:
-		return l.report(ctx, c, doReportCreation, err, cause{})
-	case errors.Is(err, kube.ErrNotStored), kube.IsRefused(err), apierrors.IsInvalid(err): // the repetition does without
-		l.announceWarning(c, "record", c.deleted, err.Error())
-		return l.happened(c.UID, intent.Refuse, nil)
-	}
-	return l.report(ctx, c, doReportDeletion, err, cause{})
-}
-
-// create calls CreateSnapshot, for a new snapshot, to check one that is not ready, or to learn the
-// outcome of an earlier call.
-func (l *loop) create(ctx context.Context, s state, step step) error {
-	c := s.content
-	event := map[intent.State]intent.Event{ // none for an unanswered call, whose arguments remain
-		intent.Idle: intent.Plan, intent.Settled: intent.Plan, intent.Planned: intent.Replan,
-	}[s.call.State]
-	if s.call.State == intent.Idle && c.calledBefore() {
-		event = intent.Resume
-	}
-	if err := l.plan(c, event, step.request); err != nil {
-		return err
-	}
-	if !l.exists(c) { // its deletion is handled, perhaps before the call was planned
-		if !l.ledger.Get(c.UID).Payload.orphan {
-			l.forget(ctx, keyOf(c))
-		}
-		return nil
-	}
-	err := l.send(ctx, c, s.call, step.request, s.secrets)
-	failed, sent := errors.AsType[failedCall](err)
-	switch {
-	case !sent && !l.exists(c): // it was deleted and forgotten before the call
-		return nil
-	case !sent:
-		return err
-	case c.leaving():
-		return l.repetitionFailed(ctx, c, failed)
-	case c.known().handle == "":
-		return l.report(ctx, c, doReportCreation, failure{creationError(c, failed.error), failed.error}, cause{})
-	}
-	return l.report(ctx, c, doReportCheck, failure{creationError(c, failed.error), failed.error}, cause{})
-}
-
-// plan sets the arguments of the next CreateSnapshot of c.
-func (l *loop) plan(c *content, event intent.Event, r *createRequest) error {
-	_, _, err := l.ledger.Apply(c.UID, intent.Change[memory]{Event: event, Args: r.args(), Set: func(m *memory) { m.called = c }})
-	return err
-}
-
 // exists reports whether c is in the cache.
 func (l *loop) exists(c *content) bool {
 	_, exists := l.newest(c)
@@ -208,48 +135,6 @@ func (l *loop) exists(c *content) bool {
 func (l *loop) newest(c *content) (*content, bool) {
 	newest, exists := l.objects.Get(c.Name)
 	return newest, exists && newest.UID == c.UID
-}
-
-// failedCall is an error of CreateSnapshot.
-type failedCall struct {
-	error
-	ended   bool   // the wait for its outcome has ended
-	remains string // why a snapshot may exist nevertheless
-}
-
-// send calls CreateSnapshot and remembers its result. before is the entry before the call was planned. An error of the driver is a
-// [failedCall].
-func (l *loop) send(ctx context.Context, c *content, before entry, r *createRequest, secrets map[string]string) error {
-	release, err := l.c.shareVolumes(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer release()
-	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
-	defer cancel()
-	if err := l.ledger.Send(ctx, c.UID, r.args()); err != nil {
-		return err
-	}
-	a, err := l.calls.create(call, c, r, secrets)
-	if err == nil {
-		return l.happened(c.UID, intent.Answer, func(m *memory) { m.answer, m.remains = a, "" })
-	}
-	ended, remains := c.endedBy(before, err, r.Name)
-	failed, event := failedCall{err, ended && ctx.Err() == nil, remains}, intent.Lose
-	switch {
-	case failed.ended && before.Payload.orphan && c.known().handle != "": // no other snapshot exists
-		event = intent.Reject
-	case failed.ended:
-		event = intent.Settle
-	}
-	if err := l.happened(c.UID, event, func(m *memory) {
-		if failed.ended && (remains != "" || csiclient.ExcludesEarlier(err)) {
-			m.remains = remains
-		}
-	}); err != nil {
-		return err
-	}
-	return failed
 }
 
 // check asks the driver for the state of a pre-provisioned snapshot or of a member.
@@ -264,14 +149,14 @@ func (l *loop) check(ctx context.Context, s state) error {
 	case err != nil:
 		return l.report(ctx, s.content, doReportCheck, failure{checkError(s.content, err), err}, cause{})
 	}
-	l.remember(s.content.UID, func(m *memory) { m.answer = a })
+	l.remember(s.content.UID, func(m *memory) { m.checked = a })
 	return nil
 }
 
 // writeAnswer writes the status. A failed write is repeated without another call.
 func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 	c, a := s.content, step.answer
-	if c.dynamic() && c.known().handle == "" {
+	if c.isNew() {
 		release, free := l.handles.TryExclusive(a.handle)
 		if !free {
 			return fmt.Errorf("the driver returned the %s %q for two objects at once", c.noun, a.handle)
@@ -290,14 +175,14 @@ func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 			err = fmt.Errorf("error updating status for volume %s content %s: snapshot controller failed to update %s on API server: %w",
 				c.noun, c.Name, c.Name, err)
 			report, reason := doReportCheck, c.checked
-			if c.dynamic() && c.known().handle == "" {
+			if c.isNew() {
 				report, reason = doReportCreation, c.created
 			}
 			switch {
 			case kube.IsUnstorable(err):
 				return l.report(ctx, c, report, unusable{err}, cause{})
 			case kube.IsRefused(err):
-				l.announceWarning(c, "status", reason, err.Error())
+				l.eventOnce(c, "status", warning, reason, err.Error())
 			}
 			return err
 		}
@@ -312,7 +197,7 @@ func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 	if err := l.happened(c.UID, event, func(m *memory) { m.written(a, s.now, l.c.cfg) }); err != nil {
 		return err
 	}
-	if c.known().handle == "" && c.dynamic() {
+	if c.isNew() {
 		klog.FromContext(ctx).Info("Snapshot created", "snapshotHandle", a.handle, "readyToUse", a.ready)
 	} else if a.ready {
 		klog.FromContext(ctx).Info("Snapshot is ready to use", "snapshotHandle", a.handle)

@@ -72,10 +72,9 @@ func snapshotContent(o *snapshotv1.VolumeSnapshotContent) *content {
 	if s := o.Status; s != nil {
 		c.status = &contentStatus{
 			handle: ptr.Deref(s.SnapshotHandle, ""), ready: ptr.Deref(s.ReadyToUse, false), hasReady: s.ReadyToUse != nil,
-			created: s.CreationTime != nil,
-			size:    s.RestoreSize, group: ptr.Deref(s.VolumeGroupSnapshotHandle, ""),
+			created: s.CreationTime != nil, size: s.RestoreSize, group: ptr.Deref(s.VolumeGroupSnapshotHandle, ""),
+			hasErr: s.Error != nil, err: messageOf(s.Error),
 		}
-		c.status.setError(s.Error)
 	}
 	return c
 }
@@ -92,10 +91,8 @@ func groupContent(o *groupv1.VolumeGroupSnapshotContent) *content {
 	if s := o.Status; s != nil {
 		c.status = &contentStatus{
 			handle: ptr.Deref(s.VolumeGroupSnapshotHandle, ""), ready: ptr.Deref(s.ReadyToUse, false), hasReady: s.ReadyToUse != nil,
-			created:   s.CreationTime != nil,
-			snapshots: s.VolumeSnapshotInfoList,
+			created: s.CreationTime != nil, snapshots: s.VolumeSnapshotInfoList, hasErr: s.Error != nil, err: messageOf(s.Error),
 		}
-		c.status.setError(s.Error)
 	}
 	return c
 }
@@ -108,10 +105,8 @@ func (c *content) MarshalJSON() ([]byte, error) {
 	return json.Marshal(c.raw)
 }
 
-func (s *contentStatus) setError(e *snapshotv1.VolumeSnapshotError) {
-	if e != nil {
-		s.hasErr, s.err = true, ptr.Deref(e.Message, "")
-	}
+func messageOf(e *snapshotv1.VolumeSnapshotError) string {
+	return ptr.Deref(ptr.Deref(e, snapshotv1.VolumeSnapshotError{}).Message, "")
 }
 
 // known returns the status, empty if there is none.
@@ -125,6 +120,7 @@ func (c *content) protected() bool      { return slices.Contains(c.Finalizers, c
 func (c *content) has(name string) bool { _, ok := c.Annotations[name]; return ok }
 func (c *content) dynamic() bool        { return len(c.volumes) > 0 }
 func (c *content) preProvisioned() bool { return !c.dynamic() && c.handle != "" }
+func (c *content) isNew() bool          { return c.dynamic() && c.known().handle == "" }
 func (c *content) bound() bool          { return c.ref.UID != "" }
 func (c *content) foreignFinalizer() bool {
 	return slices.ContainsFunc(c.Finalizers, func(f string) bool { return f != c.finalizer })
@@ -153,17 +149,17 @@ func (c *content) driverHandle() string {
 
 // snapshotHandles returns the handles of the snapshots of a group, also if they are not in the status yet. Nil:
 // only the driver knows them.
-func (c *content) snapshotHandles(m memory) []string {
+func (c *content) snapshotHandles(e entry) []string {
 	known, answered := handlesOf(c.known().snapshots), []string(nil)
-	if m.answer != nil {
-		answered = handlesOf(m.answer.snapshots)
+	if last := unwritten(e); last != nil {
+		answered = handlesOf(last.snapshots)
 	}
 	switch {
 	case !c.dynamic() && known == nil:
 		return c.members
 	case c.dynamic() && len(answered) >= len(c.volumes):
 		return answered
-	case c.dynamic() && (len(known) < len(c.volumes) || m.createdAgain(c)):
+	case c.dynamic() && (len(known) < len(c.volumes) || c.createdAgain(e)):
 		return nil
 	}
 	return known

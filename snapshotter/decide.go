@@ -6,6 +6,7 @@ package snapshotter
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -100,7 +101,7 @@ type step struct {
 	action  action
 	reason  string
 	next    time.Time // of doNothing: when to decide again; zero: after an event
-	err     error     // of doReport…
+	err     error     // of doReport…, and of doAnnounce instead of cause
 	cause   cause     // of doAnnounce, and of doReportDeletion if the deletion waits for it
 	secret  *corev1.SecretReference
 	report  action // of the reads: how an error is reported; doNothing: it is only returned
@@ -116,6 +117,9 @@ type step struct {
 
 // cause is what a deletion waits for.
 type cause struct{ reason, text string }
+
+// malformedRecord is the key of the event about a malformed record.
+const malformedRecord = "malformed"
 
 // row is a row of the decision table; the first that matches applies.
 type row int
@@ -154,13 +158,13 @@ func (d driver) rowOf(c *content, e entry) row {
 			return createToDelete
 		case m.awaitsCheck(c):
 			return check
-		case c.policy == snapshotv1.VolumeSnapshotContentDelete && !c.member() && c.deletedHandle(m) != "":
+		case c.policy == snapshotv1.VolumeSnapshotContentDelete && !c.member() && c.deletedHandle(e) != "":
 			return deleteSnapshot
 		}
 		return release
 	case !hasSource:
 		return noSource
-	case c.dynamic() && !c.member() && c.known().handle == "":
+	case c.isNew() && !c.member():
 		return create
 	case c.member() && c.known().handle == "":
 		return waitForGroup
@@ -182,13 +186,13 @@ func (d driver) decide(s state) step {
 		pending := cause{blockedRelease, fmt.Sprintf("the snapshot-controller to set annotation %s after the deletion of %s %s/%s",
 			c.deleting, c.ref.Kind, c.ref.Namespace, c.ref.Name)}
 		switch {
-		case row == create && c.unrecorded(s.call) && !s.live:
+		case row == create && s.call.State == intent.Idle && c.unrecorded() && !s.live:
 			return step{action: doReadContent, reason: "Unconfirmed"}
-		case row == create && c.unrecorded(s.call): // before the release, no record is lost
+		case row == create && s.call.State == intent.Idle && c.unrecorded(): // before the release, no record is lost
 			return step{action: doSettle, reason: "NeverCalled"}
-		case !s.call.Payload.announced[pending.reason]:
+		case !slices.Contains(s.call.Payload.announced, pending.reason):
 			return step{action: doAnnounce, reason: "NotReleased", cause: pending}
-		case row == create && !c.callState(s.call).MayHaveEffect():
+		case row == create && !s.call.State.MayHaveEffect():
 			return step{reason: "NotReleased"} // a creation that was never sent is not started
 		}
 	}
@@ -225,10 +229,10 @@ func (d driver) decideCreate(s state) step {
 	fail := func(err error) step { return step{action: doReportCreation, reason: "CannotCreate", err: err} }
 	recorded, malformed := c.recordedRequest()
 	switch {
-	case s.call.Payload.answer != nil:
-		return d.decideWrite(s, fail)
-	case malformed != nil && !s.call.Payload.announced["malformed"]:
-		return step{action: doAnnounce, reason: "MalformedRequest", cause: cause{"malformed", ""}, err: malformed}
+	case s.call.State == intent.Answered:
+		return d.decideWrite(s, *s.call.Payload.answer, fail)
+	case malformed != nil && !slices.Contains(s.call.Payload.announced, malformedRecord):
+		return step{action: doAnnounce, reason: "MalformedRequest", err: malformed}
 	case !c.bound():
 		return fail(fmt.Errorf("cannot create %s. %s%s content %s not bound to a %[1]s",
 			c.noun, strings.ToUpper(c.noun[:1]), c.noun[1:], c.Name))
@@ -259,11 +263,7 @@ func (d driver) decideCreate(s state) step {
 
 // decideCall returns call, a CreateSnapshot, or the step that has to be taken before it. record is that of the content.
 func (s state) decideCall(call step, p intent.Policy, record intent.Recorded) step {
-	current := s.content.callState(s.call)
-	if !current.InProgress() {
-		current = intent.Planned
-	}
-	switch intent.Next(p, current, intent.Facts{
+	switch intent.NextOfCall(p, s.call.State, intent.Facts{
 		Record: record, Refused: call.again && s.call.Refused, Writable: true, Wanted: true,
 		Ready: call.secret == nil || s.reads.secret, Stale: !s.live,
 	}) {

@@ -4,10 +4,7 @@
 package snapshotter
 
 import (
-	"errors"
 	"fmt"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
 )
@@ -15,10 +12,10 @@ import (
 // decideCheck handles a content whose snapshot is not ready.
 func (d driver) decideCheck(s state) step {
 	c := s.content
-	fail := func(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} }
+	last := unwritten(s.call)
 	switch {
-	case s.call.Payload.answer != nil:
-		return d.decideWrite(s, fail)
+	case last != nil:
+		return d.decideWrite(s, *last, cannotCheck)
 	case c.has(c.creating):
 		return step{action: doEndCreation, reason: "Created"}
 	case s.now.Before(s.call.Payload.nextCheck):
@@ -30,20 +27,22 @@ func (d driver) decideCheck(s state) step {
 	}
 	secret, err := d.checkSecret(c, s.class)
 	if err != nil {
-		return fail(err)
+		return cannotCheck(err)
 	}
 	if secret != nil && !s.reads.secret {
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportCheck}
 	}
 	if !replays {
-		return step{action: doCheck, reason: "NotReady", handle: c.namedHandle()}
+		return step{action: doCheck, reason: "NotReady"}
 	}
 	request, err := d.createRequest(c, s.class, s.call)
 	if err != nil {
-		return fail(err)
+		return cannotCheck(err)
 	}
 	return s.decideCall(step{reason: "NotReady", request: request}, intent.Policy{}, intent.None) // the record remains
 }
+
+func cannotCheck(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} }
 
 // namedHandle returns the handle of the snapshot that c names, in its source or status.
 func (c *content) namedHandle() string {
@@ -53,14 +52,6 @@ func (c *content) namedHandle() string {
 	return c.known().handle
 }
 
-// checkSecret returns the secret for a check of c.
-func (d driver) checkSecret(c *content, class *class) (*corev1.SecretReference, error) {
-	if c.dynamic() {
-		return d.annotatedSecret(c)
-	}
-	return d.readSecret(c, class)
-}
-
 // decideUnchecked handles a content whose driver can report no state of existing snapshots. A
 // pre-provisioned snapshot counts as ready, and a member when its group is ready.
 func (d driver) decideUnchecked(s state) step {
@@ -68,15 +59,14 @@ func (d driver) decideUnchecked(s state) step {
 	if c.member() && s.groupReady == groupNotReady {
 		return step{reason: "GroupNotReady"}
 	}
-	s.call.Payload.answer = &answer{handle: c.namedHandle(), ready: true}
-	return d.decideWrite(s, func(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} })
+	return d.decideWrite(s, answer{handle: c.namedHandle(), ready: true}, cannotCheck)
 }
 
-// decideWrite returns the step that writes the answer of the driver, or fail if it contradicts c.
-func (d driver) decideWrite(s state, fail func(error) step) step {
-	a := s.content.withProblem(*s.call.Payload.answer)
+// decideWrite returns the step that writes last, an answer of the driver, or fail if it contradicts c.
+func (d driver) decideWrite(s state, last answer, fail func(error) step) step {
+	a := s.content.withProblem(last)
 	change, err := s.content.change(a, s.now)
-	if err == nil && s.other != nil && s.content.known().handle == "" && s.content.dynamic() {
+	if err == nil && s.other != nil && s.content.isNew() {
 		err = fmt.Errorf("the driver returned the %s %q of %s %q. Check both at the storage system",
 			s.content.noun, a.handle, s.other.kind.name, s.other.Name)
 	}
@@ -91,8 +81,3 @@ func (d driver) decideWrite(s state, fail func(error) step) step {
 type unusable struct{ error }
 
 func (e unusable) Unwrap() error { return e.error }
-
-func isUnusable(err error) bool {
-	_, is := errors.AsType[unusable](err)
-	return is
-}

@@ -5,13 +5,11 @@ package snapshotter
 
 import (
 	"fmt"
+	"slices"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -22,8 +20,8 @@ import (
 // call is repeated until its outcome is known, because only then the snapshot can be deleted.
 func (d driver) decideReplay(s state) step {
 	c := s.content
-	unrecorded := c.unrecorded(s.call)
-	if unrecorded && !s.live { // a previous leader may have recorded a call
+	suspected := c.suspected(s.call)
+	if suspected && !s.live { // a previous leader may have recorded a call
 		return step{action: doReadContent, reason: "Unconfirmed", report: doReportDeletion}
 	}
 	fail := func(err error, waitsFor cause) step {
@@ -34,7 +32,7 @@ func (d driver) decideReplay(s state) step {
 	switch {
 	case err != nil && s.isClassUncached():
 		return readClassStep()
-	case unrecorded && (err != nil || noSecret != nil): // it was probably never called
+	case suspected && (err != nil || noSecret != nil): // it was probably never called
 		return s.decideRelease()
 	case err != nil:
 		return fail(deletionError(c, fmt.Errorf("%s is indeterminate and cannot be repeated: %w", c.create, err)),
@@ -85,30 +83,8 @@ func recordTest(c *content) map[string]any {
 // forced reports whether another writer has removed the annotation of an indeterminate CreateSnapshot,
 // to end the wait for its outcome. A check has the annotation only during the wait.
 func (c *content) forced(e entry) bool {
-	return unanswered(c.callState(e)) && !c.has(c.creating) && c.has(AnnRequest) &&
-		(c.known().handle == "" || e.Payload.announced[blockedOutcome])
-}
-
-// endedBy reports whether err, with which a create call has failed, ends the wait for its outcome, and why the snapshot may
-// exist then. before is the entry before the call. Once a call of this process was indeterminate, only an error that excludes
-// the snapshot ends the wait, or one that would block a deletion for long: a lack of space, or a source that does not exist any
-// more. Whether a call of an earlier process was, is unknown: one repetition ends the wait.
-func (c *content) endedBy(before entry, err error, name string) (ended bool, remains string) {
-	final, why := csiclient.OutcomeOf(err) == csiclient.Final, ""
-	code := status.Code(err)
-	earlier := c.indeterminate(before)
-	switch {
-	case final && (!earlier || csiclient.ExcludesEarlier(err)):
-		return true, ""
-	case c.terminating() && c.forced(before):
-		why = fmt.Sprintf("annotation %s was removed", c.creating)
-	case final && (before.State == intent.Idle || code == codes.ResourceExhausted || code == codes.NotFound):
-		why = "an earlier call may have succeeded"
-	default:
-		return false, ""
-	}
-	return true, fmt.Sprintf("%s is indeterminate (%v), and %s. Check the storage system for the %s %q, which may remain",
-		c.create, err, why, c.noun, name)
+	return e.State.Unanswered() && !c.has(c.creating) && c.has(AnnRequest) &&
+		(c.known().handle == "" || slices.Contains(e.Payload.announced, blockedOutcome))
 }
 
 // decideDelete handles a content whose snapshot is deleted at the driver.
@@ -130,7 +106,7 @@ func (d driver) decideDelete(s state) step {
 	if s.other != nil && !s.other.leaving() {
 		return s.decideShared()
 	}
-	if unanswered(c.callState(s.call)) { // a check that the driver executes after DeleteSnapshot creates the snapshot again
+	if s.call.State.Unanswered() { // a check that the driver executes after DeleteSnapshot creates the snapshot again
 		request, err := d.createRequest(c, s.class, s.call)
 		switch {
 		case err == nil:
@@ -139,7 +115,7 @@ func (d driver) decideDelete(s state) step {
 			return readClassStep()
 		} // else this process has not called it
 	}
-	next := step{action: doDelete, reason: "Deleting", handle: c.deletedHandle(s.call.Payload), members: c.snapshotHandles(s.call.Payload)}
+	next := step{action: doDelete, reason: "Deleting", handle: c.deletedHandle(s.call), members: c.snapshotHandles(s.call)}
 	switch {
 	case c.group && len(next.members) == 0 && !s.listed:
 		next.action, next.reason = doReadMembers, "UnknownMembers"
@@ -151,7 +127,7 @@ func (d driver) decideDelete(s state) step {
 
 // decideShared handles a content that is being deleted while another one names its snapshot.
 func (s state) decideShared() step {
-	c, handle := s.content, s.content.deletedHandle(s.call.Payload)
+	c, handle := s.content, s.content.deletedHandle(s.call)
 	if c.namedHandle() == "" { // only a response of the driver did
 		next := s.decideRelease()
 		next.warning = fmt.Sprintf("%s returned the %s %q of %s %q, which is kept. Check both at the storage system",
@@ -178,17 +154,17 @@ func (s state) decideDeleted() step {
 
 // deletedHandle returns the handle of the snapshot that is deleted next with c, also if it is not in the
 // status yet, or "" if there is none.
-func (c *content) deletedHandle(m memory) string {
+func (c *content) deletedHandle(e entry) string {
 	handle := c.driverHandle()
-	if m.answer != nil && (handle == "" || m.createdAgain(c)) {
-		return m.answer.handle
+	if last := unwritten(e); last != nil && (handle == "" || c.createdAgain(e)) {
+		return last.handle
 	}
 	return handle
 }
 
 // decideRelease handles a content that is being deleted and has no snapshot to delete.
 func (s state) decideRelease() step {
-	c, m := s.content, s.call.Payload
+	c, m, last := s.content, s.call.Payload, unwritten(s.call)
 	if m.deleted {
 		return s.decideDeleted()
 	}
@@ -200,8 +176,9 @@ func (s state) decideRelease() step {
 	}
 	retained := c.policy == snapshotv1.VolumeSnapshotContentRetain
 	switch {
-	case m.answer != nil && retained:
-		next.warning = kept(c, m.answer.handle)
+	case last != nil && retained:
+		next.warning = fmt.Sprintf("The %s %q of the driver is retained and has no %s. Delete it at the storage system if it is not needed",
+			c.noun, last.handle, c.kind.name)
 	case m.remains != "":
 		next.warning = m.remains
 	case m.absent:
@@ -218,9 +195,4 @@ func (s state) decideRelease() step {
 // credentials returns the error for a secret that a deletion needs.
 func credentials(c *content, err error) error {
 	return fmt.Errorf("Failed to get %s credentials: %w", c.noun, err)
-}
-
-func kept(c *content, handle string) string {
-	return fmt.Sprintf("The %s %q of the driver is retained and has no %s. Delete it at the storage system if it is not needed",
-		c.noun, handle, c.kind.name)
 }

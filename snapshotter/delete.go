@@ -38,12 +38,11 @@ func (l *loop) delete(ctx context.Context, s state, step step) error {
 		return l.report(ctx, c, doReportDeletion, deletionError(c, err), cause{})
 	}
 	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.handle)
+	again := c.createdAgain(s.call)
 	return l.happened(c.UID, intent.Settle, func(m *memory) {
-		if m.createdAgain(c) {
-			m.answer = nil
-			return
+		if !again {
+			m.deleted, m.blocked = true, ""
 		}
-		m.deleted, m.blocked = true, ""
 	})
 }
 
@@ -52,7 +51,7 @@ func (l *loop) removeFinalizer(ctx context.Context, c *content, step step) error
 	change := step.change
 	change.RemoveFinalizers, change.RemoveAnnotations = []string{c.finalizer}, []string{c.creating}
 	if step.warning != "" {
-		l.announceWarning(c, step.warning, c.deleted, step.warning)
+		l.eventOnce(c, step.warning, warning, c.deleted, step.warning)
 	}
 	l.remember(c.UID, func(m *memory) { m.releasing = true })
 	_, err := l.objects.Patch(ctx, l.writer, c, change)

@@ -25,7 +25,7 @@
 // A deletion is released by the annotation volumesnapshot-being-deleted. If the outcome of
 // CreateSnapshot is unknown then, the call is repeated with the recorded request until it is
 // known, because only then the snapshot can be deleted. [intent.Ledger] has the calls of a term,
-// and [content.callState] what the annotations say about those of earlier ones.
+// and [content.call] what the annotations say about those of earlier ones.
 //
 // # Loops
 //

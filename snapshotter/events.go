@@ -8,14 +8,13 @@ package snapshotter
 import (
 	"context"
 	"errors"
-	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -42,8 +41,7 @@ func (f failure) Unwrap() error { return f.cause }
 // id identifies an error except for volatile text, such as request IDs. Only errors of the driver
 // have such text.
 func (a action) id(err error) failureID {
-	var call failure
-	if errors.As(err, &call) {
+	if call, is := errors.AsType[failure](err); is {
 		return failureID{a.String(), status.Code(call.cause).String()}
 	}
 	return failureID{a.String(), err.Error()}
@@ -59,7 +57,7 @@ func (l *loop) report(ctx context.Context, c *content, kind action, err error, w
 		l.event(c, warning, c.deleted, err.Error())
 		blocked := blockedError
 		if waitsFor.reason != "" {
-			l.announce(c, waitsFor, nil)
+			l.announce(c, waitsFor)
 			blocked = waitsFor.reason
 		}
 		l.remember(c.UID, func(m *memory) { m.blocked = blocked })
@@ -72,10 +70,9 @@ func (l *loop) report(ctx context.Context, c *content, kind action, err error, w
 	if kind == doReportCheck {
 		prefix, reason = "Failed to check and update "+c.noun+" content: ", c.checked
 	}
-	message := errorMessage(prefix, err)
-	if isUnusable(err) { // a deletion asks the driver again for the other snapshot
-		l.remember(c.UID, func(m *memory) { m.answer = nil })
-		if err := l.happened(c.UID, intent.Lose, nil); err != nil {
+	message := kube.Message(prefix + err.Error())
+	if _, is := errors.AsType[unusable](err); is {
+		if err := l.askAgain(c.UID); err != nil {
 			return err
 		}
 		l.event(c, warning, reason, message)
@@ -100,29 +97,22 @@ func (l *loop) report(ctx context.Context, c *content, kind action, err error, w
 	return err
 }
 
-// announce sends an event about what a deletion waits for, or about err, once per cause.
-func (l *loop) announce(c *content, waitsFor cause, err error) {
-	isNew := false
-	l.remember(c.UID, func(m *memory) {
-		isNew = m.announce(waitsFor.reason)
-		if err == nil {
-			m.blocked = waitsFor.reason
-		}
-	})
-	switch {
-	case !isNew:
-	case err != nil:
-		l.event(c, warning, c.created, err.Error())
-	default:
-		l.event(c, normal, reasonPending, fmt.Sprintf("Waiting for %s", waitsFor.text))
-	}
+// announce sends an event about what a deletion waits for, once per cause.
+func (l *loop) announce(c *content, waitsFor cause) {
+	l.remember(c.UID, func(m *memory) { m.blocked = waitsFor.reason })
+	l.eventOnce(c, waitsFor.reason, normal, reasonPending, "Waiting for "+waitsFor.text)
 }
 
-// announceWarning sends a warning about c once per key.
-func (l *loop) announceWarning(c *content, key, reason, text string) {
+// eventOnce sends an event about c once per key.
+func (l *loop) eventOnce(c *content, key, eventType, reason, text string) {
 	isNew := false
-	l.remember(c.UID, func(m *memory) { isNew = m.announce(key) })
+	l.remember(c.UID, func(m *memory) {
+		isNew = !slices.Contains(m.announced, key)
+		if isNew {
+			m.announced = append(slices.Clip(m.announced), key) // copies of m are in use
+		}
+	})
 	if isNew {
-		l.event(c, warning, reason, text)
+		l.event(c, eventType, reason, text)
 	}
 }

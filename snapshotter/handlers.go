@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"k8s.io/klog/v2"
@@ -37,7 +36,7 @@ func keyOf(c *content) contentKey { return contentKey{c.Name, c.UID} }
 
 // unfinished reports whether c needs a sync.
 func (l *loop) unfinished(c *content) bool {
-	switch l.c.driver.rowOf(c, l.ledger.Get(c.UID)) {
+	switch l.c.driver.rowOf(c, l.call(c)) {
 	case notResponsible, deletionDone:
 		return false
 	case waitForGroup:
@@ -83,24 +82,23 @@ func (l *loop) updated(before, after *content) {
 
 // matters reports whether a change ends a back-off.
 func (l *loop) matters(before, after *content) bool {
-	e := l.ledger.Get(after.UID)
-	same := before.driver == after.driver && before.policy == after.policy && before.class == after.class &&
-		before.handle == after.handle && before.ref == after.ref
+	was, is := l.call(before), l.call(after)
+	same := func(key string) bool {
+		return before.Annotations[key] == after.Annotations[key] && before.has(key) == after.has(key)
+	}
 	switch {
-	case !same,
-		before.Annotations[before.secretName] != after.Annotations[after.secretName],
-		before.Annotations[before.secretNamespace] != after.Annotations[after.secretNamespace],
-		before.has(before.secretName) != after.has(after.secretName),
-		before.has(before.secretNamespace) != after.has(after.secretNamespace):
+	case before.driver != after.driver, before.policy != after.policy, before.class != after.class, before.handle != after.handle,
+		before.ref != after.ref, !same(after.secretName), !same(after.secretNamespace):
 		return true
-	case before.has(before.creating) && !after.has(after.creating) && (after.indeterminate(e) || unanswered(e.State)):
+	case before.has(before.creating) && !after.has(after.creating) &&
+		is.State.Unanswered() && !(is.Payload.inherited && after.known().handle != ""):
 		return true // by another writer: this process removes it after a definite result
 	case !before.has(before.creating) && after.has(after.creating) && after.known().handle != "" && !after.terminating():
 		return true // restored by another writer; during a deletion, this process sets it for a check
 	case after.known().ready && after.has(after.creating):
 		return true // the watch may have skipped the version without it
 	}
-	return before.terminating() != after.terminating() || l.c.driver.rowOf(before, e) != l.c.driver.rowOf(after, e)
+	return before.terminating() != after.terminating() || l.c.driver.rowOf(before, was) != l.c.driver.rowOf(after, is)
 }
 
 // deleted handles the last state of a content. A write of an earlier leader, which took effect late, may have removed the finalizer
@@ -108,7 +106,7 @@ func (l *loop) matters(before, after *content) bool {
 // not deleted then, nor one that another content names: an administrator may have removed the finalizer to keep it.
 func (l *loop) deleted(c *content) {
 	orphan := false
-	handle := c.deletedHandle(l.ledger.Get(c.UID).Payload)
+	handle := c.deletedHandle(l.ledger.Get(c.UID))
 	if c.leaving() && c.policy == snapshotv1.VolumeSnapshotContentDelete && (handle == "" || l.other(c, handle) == nil) {
 		l.ledger.Update(c.UID, func(s intent.State, m *memory) {
 			orphan = s.InProgress() && !m.releasing && m.called != nil && (m.called.known().handle == "" || m.called.leaving())
@@ -163,23 +161,11 @@ func (l *loop) classChanged(class *class) {
 	}
 }
 
-// resync enqueues everything unfinished at the interval --resync-period.
-func (l *loop) resync(ctx context.Context) {
-	if l.c.cfg.ResyncPeriod == 0 {
-		return
-	}
-	tick := time.NewTicker(l.c.cfg.ResyncPeriod)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		for _, c := range l.watches.contents.List() {
-			if l.unfinished(c) {
-				l.queue.Resync(keyOf(c))
-			}
+// resync enqueues everything unfinished.
+func (l *loop) resync() {
+	for _, c := range l.watches.contents.List() {
+		if l.unfinished(c) {
+			l.queue.Resync(keyOf(c))
 		}
 	}
 }

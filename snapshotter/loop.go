@@ -67,7 +67,7 @@ func (c *Controller) runLoop(ctx context.Context, k *kind, w *watches, calls cal
 	defer running.Store(nil)
 	var wg sync.WaitGroup
 	wg.Go(func() { l.queue.Run(ctx, c.cfg.WorkerThreads) })
-	wg.Go(func() { l.resync(ctx) })
+	wg.Go(func() { workloop.Every(ctx, c.cfg.ResyncPeriod, l.resync) })
 	wg.Wait()
 	return context.Cause(ctx)
 }
@@ -120,15 +120,15 @@ func (l *loop) gather(key contentKey, r reads) state {
 	if !ok || c.UID != key.UID {
 		return s
 	}
-	s.content, s.live, s.class = c, fresh, r.class
+	s.content, s.live, s.class, s.call = c, fresh, r.class, c.call(s.call)
 	if class, ok := l.watches.classes.Get(c.class); ok && c.class != "" {
 		s.class = class
 	}
 	if c.member() {
 		s.groupReady, s.groupFound = l.c.groupReadiness(c.groupHandle())
 	}
-	handle := c.deletedHandle(s.call.Payload)
-	if isNew := s.call.Payload.answer != nil && c.known().handle == ""; handle != "" && (isNew || c.terminating()) {
+	handle := c.deletedHandle(s.call)
+	if isNew := unwritten(s.call) != nil && c.known().handle == ""; handle != "" && (isNew || c.terminating()) {
 		s.other = l.other(c, handle)
 	}
 	return s

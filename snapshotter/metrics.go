@@ -26,7 +26,7 @@ var blockedReasons = []string{blockedRelease, blockedOutcome, blockedSecret, blo
 // count adds the contents of l to n.
 func (l *loop) count(n *counts) {
 	for _, c := range l.watches.contents.List() {
-		e := l.ledger.Get(c.UID)
+		e := l.call(c)
 		row := l.c.driver.rowOf(c, e)
 		if c.indeterminate(e) && row != notResponsible && row != deletionDone {
 			n.indeterminate++
@@ -59,24 +59,14 @@ func (c *Controller) registerMetrics(reg prometheus.Registerer) {
 		func() float64 { return c.counts().indeterminate })
 	gauge("storage_controller_snapshotter_snapshots_not_ready", "Snapshots and groups that exist at the driver and are not ready to use.",
 		func() float64 { return c.counts().notReady })
-	reg.MustRegister(blockedDeletions(c.counts))
-}
-
-// blockedDeletions collects the number of contents whose deletion is blocked.
-type blockedDeletions func() counts
-
-var blockedDesc = prometheus.NewDesc("storage_controller_snapshotter_deletions_blocked",
-	"VolumeSnapshotContents and VolumeGroupSnapshotContents whose deletion waits, by reason: "+
-		"release (snapshot-controller has not released it), outcome (creation is indeterminate), "+
-		"secret (Secret not found), error (deletion failed).", []string{"reason"}, nil)
-
-// Describe implements [prometheus.Collector].
-func (b blockedDeletions) Describe(descs chan<- *prometheus.Desc) { descs <- blockedDesc }
-
-// Collect implements [prometheus.Collector].
-func (b blockedDeletions) Collect(values chan<- prometheus.Metric) {
-	n := b()
-	for _, reason := range blockedReasons {
-		values <- prometheus.MustNewConstMetric(blockedDesc, prometheus.GaugeValue, n.blocked[reason], reason)
-	}
+	blocked := prometheus.NewDesc("storage_controller_snapshotter_deletions_blocked",
+		"VolumeSnapshotContents and VolumeGroupSnapshotContents whose deletion waits, by reason: "+
+			"release (snapshot-controller has not released it), outcome (creation is indeterminate), "+
+			"secret (Secret not found), error (deletion failed).", []string{"reason"}, nil)
+	reg.MustRegister(prometheus.CollectorFunc(func(values chan<- prometheus.Metric) {
+		n := c.counts()
+		for _, reason := range blockedReasons {
+			values <- prometheus.MustNewConstMetric(blocked, prometheus.GaugeValue, n.blocked[reason], reason)
+		}
+	}))
 }

@@ -78,6 +78,7 @@ type kind struct {
 	handleField                 string // of the status
 	class, classKind            string // resource, in messages, and kind
 	noun, object                string // in messages: what the driver has, and the content
+	parameter                   string // in class parameters and metadata: the VolumeSnapshot; with "content" its content
 	create                      string // RPC in messages
 	created, checked, deleted   string // reasons of events about failures
 }
@@ -94,8 +95,8 @@ var snapshotKind = &kind{
 	queue: "csi-snapshotter-content", logKey: "volumeSnapshotContent", finalizer: Finalizer,
 	creating: AnnBeingCreated, deleting: AnnBeingDeleted, secretName: AnnSecretName, secretNamespace: AnnSecretNamespace,
 	readSecret: "snapshotter-list-secret-", handleField: "snapshotHandle", class: "volumesnapshotclass.snapshot.storage.k8s.io",
-	classKind: "VolumeSnapshotClass", noun: "snapshot", object: "content", create: "CreateSnapshot", created: reasonCreationFailed,
-	checked: reasonCheckFailed, deleted: reasonDeleteError,
+	classKind: "VolumeSnapshotClass", noun: "snapshot", object: "content", parameter: "volumesnapshot", create: "CreateSnapshot",
+	created: reasonCreationFailed, checked: reasonCheckFailed, deleted: reasonDeleteError,
 }
 
 var groupKind = &kind{
@@ -106,7 +107,8 @@ var groupKind = &kind{
 	secretName: AnnGroupSecretName, secretNamespace: AnnGroupSecretNamespace,
 	readSecret: "group-snapshotter-get-secret-", handleField: "volumeGroupSnapshotHandle",
 	class: "volumegroupsnapshotclass.groupsnapshot.storage.k8s.io", classKind: "VolumeGroupSnapshotClass", noun: "group snapshot",
-	object: "group snapshot content", create: "CreateVolumeGroupSnapshot", created: reasonGroupCreationFailed,
+	object: "group snapshot content", parameter: "volumegroupsnapshot",
+	create: "CreateVolumeGroupSnapshot", created: reasonGroupCreationFailed,
 	checked: reasonGroupCheckFailed, deleted: reasonGroupDeleteError,
 }
 

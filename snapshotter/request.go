@@ -101,7 +101,7 @@ func (c *content) binds(e entry) bool {
 // recorded name.
 func (d driver) createRequest(c *content, class *class, e entry) (*createRequest, error) {
 	recorded, malformed := c.recordedRequest()
-	if malformed != nil || recorded == nil || unanswered(e.State) {
+	if malformed != nil || recorded == nil || e.State.Unanswered() && !e.Payload.inherited {
 		recorded = requestWith(e.Args, c.UID)
 	}
 	if recorded != nil && c.binds(e) {
@@ -171,13 +171,6 @@ func driverParameters(parameters map[string]string) (map[string]string, error) {
 
 // extraMetadata returns the parameters of --extra-create-metadata.
 func extraMetadata(c *content) map[string]string {
-	object, content := "volumesnapshot", "volumesnapshotcontent"
-	if c.group {
-		object, content = "volumegroupsnapshot", "volumegroupsnapshotcontent"
-	}
-	return map[string]string{
-		volumerules.ParameterPrefix + object + "/name":      c.ref.Name,
-		volumerules.ParameterPrefix + object + "/namespace": c.ref.Namespace,
-		volumerules.ParameterPrefix + content + "/name":     c.Name,
-	}
+	object := volumerules.ParameterPrefix + c.parameter
+	return map[string]string{object + "/name": c.ref.Name, object + "/namespace": c.ref.Namespace, object + "content/name": c.Name}
 }

@@ -27,11 +27,11 @@ func (d driver) annotatedSecret(c *content) (*corev1.SecretReference, error) {
 	return d.permitted(&corev1.SecretReference{Namespace: namespace, Name: name})
 }
 
-// readSecret returns the secret for the call that reads the state of a pre-provisioned snapshot or
-// group, from the parameters of its class, or without a class that of the annotations. Nil means none.
-func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, error) {
+// checkSecret returns the secret for a check of c: of a pre-provisioned snapshot or group with a class, that of the parameters of the
+// class, else that of the annotations. Nil means none.
+func (d driver) checkSecret(c *content, class *class) (*corev1.SecretReference, error) {
 	switch {
-	case c.class == "":
+	case c.dynamic() || c.class == "":
 		return d.annotatedSecret(c)
 	case class == nil:
 		return nil, fmt.Errorf("failed to get %s class %s for %s content %s: %s %q not found",
@@ -47,18 +47,14 @@ func (d driver) readSecret(c *content, class *class) (*corev1.SecretReference, e
 	case name == "" || namespace == "":
 		return nil, fmt.Errorf("class parameters %q and %q: set both or none", keyName, keyNamespace)
 	}
-	object, content := "volumesnapshot", "volumesnapshotcontent"
-	if c.group {
-		object, content = "volumegroupsnapshot", "volumegroupsnapshotcontent"
-	}
-	tokens := map[string]string{content + ".name": c.Name, object + ".namespace": c.ref.Namespace}
+	tokens := map[string]string{c.parameter + "content.name": c.Name, c.parameter + ".namespace": c.ref.Namespace}
 	ref := &corev1.SecretReference{}
 	var err error
 	ref.Namespace, err = volumerules.ExpandTemplate(keyNamespace, namespace, tokens, validation.IsDNS1123Label)
 	if err != nil {
 		return nil, err
 	}
-	tokens[object+".name"] = c.ref.Name
+	tokens[c.parameter+".name"] = c.ref.Name
 	ref.Name, err = volumerules.ExpandTemplate(keyName, name, tokens, validation.IsDNS1123Subdomain)
 	if err != nil {
 		return nil, err

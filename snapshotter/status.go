@@ -14,8 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // sameErrorInterval limits how often an error is written that differs only in volatile text.
@@ -58,14 +56,9 @@ func (s statusChange) patch(c *content) ([]byte, error) {
 	return json.Marshal(ops)
 }
 
-// errorChange returns the change that records message, a result of [errorMessage].
+// errorChange returns the change that records message.
 func errorChange(message string, now time.Time) statusChange {
 	return statusChange{"readyToUse": false, "error": map[string]any{"message": message, "time": metav1.NewTime(now)}}
-}
-
-// errorMessage returns the text of err for the status, cut to the allowed length.
-func errorMessage(prefix string, err error) string {
-	return kube.Message(prefix + err.Error())
 }
 
 // clearedStatus returns the change that removes the result of a deleted snapshot from c.

@@ -34,7 +34,7 @@ func (l *loop) undo(ctx context.Context, key contentKey, e entry) error {
 	if err != nil {
 		return failed(err)
 	}
-	if unanswered(e.State) {
+	if e.State.Unanswered() {
 		err := l.send(ctx, c, e, request, secrets)
 		final, is := errors.AsType[failedCall](err)
 		switch {
@@ -114,22 +114,6 @@ func (l *loop) stillExists(ctx context.Context, c *content) (bool, error) {
 		return false, fmt.Errorf("reading %s %q, which was deleted during a repeated creation: %w", c.kind.name, c.Name, err)
 	}
 	return false, nil
-}
-
-// repetitionFailed handles the error of a CreateSnapshot that was repeated for a content that is being deleted.
-func (l *loop) repetitionFailed(ctx context.Context, c *content, failed failedCall) error {
-	switch {
-	case ctx.Err() != nil: // the term has ended
-		return failed.error
-	case failed.ended && failed.remains == "":
-		klog.FromContext(ctx).Info("Repeated creation failed, no snapshot exists", "rpc", c.create, "err", failed.error)
-		return nil
-	case failed.ended:
-		l.announceWarning(c, failed.remains, c.deleted, failed.remains)
-		return nil
-	}
-	l.announce(c, cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, failed.error)}, nil)
-	return failed.error
 }
 
 // orphanSecrets reads the Secret for the calls of an undo; nil for none.

@@ -208,7 +208,7 @@ func described(t *testing.T, c prometheus.Collector) []description {
 		all = append(all, description{texts[0], labels, texts[1]})
 	}
 	slices.SortFunc(all, func(a, b description) int { return strings.Compare(a.name, b.name) })
-	return all
+	return slices.Compact(all) // a collector may describe a metric once for each value
 }
 
 func (r *collectorsOf) descriptions(t *testing.T) []description {

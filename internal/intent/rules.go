@@ -115,3 +115,11 @@ func Next(p Policy, s State, f Facts) Step {
 	i := slices.IndexFunc(rules, func(r rule) bool { return slices.Contains(r.states, s) && (r.when == nil || r.when(p, f)) })
 	return rules[i].step
 }
+
+// NextOfCall is [Next] for a role that wants a call: unless one is in progress, the role plans it with the step that it takes.
+func NextOfCall(p Policy, s State, f Facts) Step {
+	if !s.InProgress() {
+		s = Planned
+	}
+	return Next(p, s, f)
+}

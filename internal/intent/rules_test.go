@@ -50,6 +50,8 @@ func TestNext(t *testing.T) {
 			check("the first call is recorded before it is sent", !first || p.Record != BeforeCall || f.Record == Own)
 			check("the first call is wanted", !first || f.Wanted)
 			check("a call in progress is not dropped", !(step == DoAbandon || step == DoRole || step == DoResume) || !s.MayHaveEffect())
+			check("a role that wants a call gets one, or what comes before it",
+				!slices.Contains([]Step{DoRole, DoResume, DoUnrecord}, NextOfCall(p, s, f)))
 			check("a refused record is not tried again before a result", !(step == DoRecord && f.Refused) || s == Planned)
 			check("the driver is called with all inputs, from a cache that lacks nothing",
 				step != DoCall || f.Ready && !f.Stale && !f.Failed)

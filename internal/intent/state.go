@@ -39,6 +39,9 @@ func (s State) InProgress() bool { return s != Idle && s != Settled }
 // MayHaveEffect reports whether a call was sent, and may have an effect that the API does not show.
 func (s State) MayHaveEffect() bool { return s.InProgress() && s != Planned }
 
+// Unanswered reports whether a call was sent, and has no definite result.
+func (s State) Unanswered() bool { return s == Sent || s == Unknown }
+
 // Event is something that happens to a call. The zero value is none.
 type Event int
 

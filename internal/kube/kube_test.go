@@ -264,6 +264,12 @@ func TestMetadataPatch(t *testing.T) {
 func live(t *testing.T, change func(*corev1.PersistentVolume)) (*kubetest.ControlPlane, *corev1.PersistentVolume) {
 	t.Helper()
 	c := kubetest.Get(t, kubetest.WithAudit())
+	return c, createVolume(t, c, change)
+}
+
+// createVolume creates a volume. Its name is new.
+func createVolume(t *testing.T, c *kubetest.ControlPlane, change func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
+	t.Helper()
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "pv-", Finalizers: []string{"example.com/theirs"}},
 		Spec: corev1.PersistentVolumeSpec{
@@ -282,7 +288,7 @@ func live(t *testing.T, change func(*corev1.PersistentVolume)) (*kubetest.Contro
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c, pv
+	return pv
 }
 
 func TestChangeAtTheAPIServer(t *testing.T) {
@@ -490,40 +496,6 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 		}
 		if seen := byHandle(own, pv); len(seen) != 1 || seen[0].Annotations["n"] != fmt.Sprint(i) {
 			t.Fatalf("write %d is not visible by the handle, but %d objects", i, len(seen))
-		}
-	}
-	for version, want := range map[string]bool{"": false, "1": true, pv.ResourceVersion: true, "9223372036854775807": false} {
-		term := NewTermCache(volumes)
-		list := func(context.Context, metav1.ListOptions) (*corev1.PersistentVolumeList, error) {
-			return &corev1.PersistentVolumeList{ListMeta: metav1.ListMeta{ResourceVersion: version}}, nil
-		}
-		if err := BeginTerm(t.Context(), term, list); err != nil {
-			t.Fatal(err)
-		}
-		if seen, fresh, ok := term.Fresh(pv.Name); !ok || seen.UID != pv.UID || fresh != want {
-			t.Errorf("the object of version %q or later: %t, want %t", version, fresh, want)
-		}
-	}
-	term := NewTermCache(volumes)
-	for _, step := range []struct {
-		what string
-		do   func() error
-		want bool
-	}{
-		{"before anything", func() error { return nil }, false},
-		{"after a read", func() error { _, _, err := term.Refetch(t.Context(), client, pv); return err }, true},
-		{"after a write without a response", func() error { term.Unanswered(pv); return nil }, false},
-		{"after another write", func() error {
-			_, err := term.Patch(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "later"}})
-			return err
-		}, false},
-		{"after another read", func() error { _, _, err := term.Refetch(t.Context(), client, pv); return err }, true},
-	} {
-		if err := step.do(); err != nil {
-			t.Fatal(err)
-		}
-		if _, fresh, _ := term.Fresh(pv.Name); fresh != step.want {
-			t.Errorf("%s, the object is fresh: %t", step.what, fresh)
 		}
 	}
 	unseen, err := PatchMetadata(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": "unseen"}})

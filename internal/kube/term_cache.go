@@ -20,15 +20,15 @@ type TermCache[T metav1.Object] struct {
 	mu sync.Mutex
 	// latest is the resourceVersion that the resource had in this term, empty if it is not known.
 	latest string
-	// acted has by UID the objects that this process has read or written in this term while latest was not known, and those with a
-	// write that got no response.
+	// acted has by UID the objects that this process has read or written in this term while the cache had not reached latest, and
+	// those with a doubt.
 	acted   map[types.UID]acted
 	pruneAt int
 }
 
 type acted struct {
-	key        string
-	unanswered bool
+	key     string
+	doubted bool
 }
 
 // NewTermCache returns an overlay for informer, for one term.
@@ -37,7 +37,7 @@ func NewTermCache[T metav1.Object](informer Informer[T]) *TermCache[T] {
 }
 
 // BeginTerm reads the latest resourceVersion. From then on, objects are fresh that the watch has delivered since. list is the List method
-// of the client of the resource. Without BeginTerm, each object has to be read.
+// of the client of the resource. Without BeginTerm, only the objects are fresh that this process has read or written in the term.
 func BeginTerm[T metav1.Object, L metav1.ListInterface](
 	ctx context.Context, c *TermCache[T], list func(context.Context, metav1.ListOptions) (L, error),
 ) error {
@@ -66,20 +66,21 @@ func (c *TermCache[T]) Complete() bool { return c.Reached(c.version()) }
 
 // Fresh is [MutationCache.Get], and also reports whether the object shows all writes to it from before the term.
 func (c *TermCache[T]) Fresh(key string) (obj T, fresh, exists bool) {
-	complete := c.Complete() // before the object is read, which may be newer then
+	// Also while the object is read: a mark that another worker sets after that is not for this version.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	complete := c.Reached(c.latest) // before the object is read, which may be newer then
 	obj, exists = c.Get(key)
 	if !exists {
 		return obj, false, false
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	a, acted := c.acted[obj.GetUID()]
-	fresh = acted || complete || c.latest != "" && !older(obj.GetResourceVersion(), c.latest)
-	return obj, fresh && !a.unanswered, true
+	return obj, !a.doubted && (acted || complete || !older(obj.GetResourceVersion(), c.latest)), true
 }
 
-// Unanswered makes obj no longer fresh, until [TermCache.Refetch]: a write to it got no response, and may still take effect.
-func (c *TermCache[T]) Unanswered(obj T) {
+// Doubt makes obj no longer fresh, until [TermCache.Refetch]: a write to it got no response and may still take effect, or another source
+// contradicts it.
+func (c *TermCache[T]) Doubt(obj T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.acted[obj.GetUID()] = acted{Key(obj), true}
@@ -121,22 +122,22 @@ func (c *TermCache[T]) written(before, after T, err error) {
 	}
 }
 
-// mark makes obj fresh, as the API server has returned it. After a write without a response, only a read does. A resourceVersion after
-// latest makes it fresh, too.
+// mark makes obj fresh, as the API server has returned it. After a doubt, only a read does. What has no doubt is forgotten when the
+// cache has reached latest.
 func (c *TermCache[T]) mark(obj T, read bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	unanswered := c.acted[obj.GetUID()].unanswered
-	if c.latest != "" && !unanswered || unanswered && !read {
+	if c.acted[obj.GetUID()].doubted && !read {
 		return
 	}
 	c.acted[obj.GetUID()] = acted{key: Key(obj)}
-	if len(c.acted) < c.pruneAt {
+	complete := c.Reached(c.latest)
+	if len(c.acted) < c.pruneAt && !complete {
 		return
 	}
 	maps.DeleteFunc(c.acted, func(uid types.UID, a acted) bool {
 		newest, exists := c.Get(a.key)
-		return !exists || newest.GetUID() != uid
+		return !exists || newest.GetUID() != uid || !a.doubted && (complete || !older(newest.GetResourceVersion(), c.latest))
 	})
 	c.pruneAt = max(minPruned, 2*len(c.acted))
 }

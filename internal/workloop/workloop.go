@@ -383,3 +383,20 @@ func fractionOf[K comparable](key K) float64 {
 	fmt.Fprint(h, key)
 	return float64(h.Sum64()) / math.MaxUint64
 }
+
+// Every calls f after each period, until ctx ends; never if period is zero.
+func Every(ctx context.Context, period time.Duration, f func()) {
+	if period == 0 {
+		return
+	}
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			f()
+		}
+	}
+}

@@ -4,7 +4,6 @@
 package snapshotter
 
 import (
-	"maps"
 	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
@@ -21,13 +20,18 @@ type entry = intent.Entry[memory]
 type memory struct {
 	// record is the value of [AnnRequest] that this process has written for a repetition in this term.
 	record string
+	// inherited: the state is not that of a call of this process, see [content.call].
+	inherited bool
 	// called is the content for which the last CreateSnapshot was sent, until its result is written.
 	called *content
 	// orphan: the content was deleted although that call may have an effect, which must be undone.
 	orphan bool
-	// answer is a response that is not written to the status yet.
+	// answer is the response in the states Answered and Undoing.
 	answer *answer
-	// remains says why a snapshot may exist that no call has returned; empty if none may. A deletion ends with it as a warning.
+	// checked is the response to a check without CreateSnapshot that is not written to the status yet.
+	checked *answer
+	// remains says why a snapshot may exist although the call is settled: the wait for its outcome was ended. Empty: none may. A deletion
+	// ends with it as a warning.
 	remains string
 	// absent: the driver does not know the snapshot of a pre-provisioned content that is being deleted.
 	absent bool
@@ -42,15 +46,15 @@ type memory struct {
 	// reported is the last error that was written to the status.
 	reported   failureID
 	reportedAt time.Time
-	// announced holds the causes of waiting for which an event was sent.
-	announced map[string]bool
+	// announced holds the causes for which an event was sent that is sent once.
+	announced []string
 	// blocked is why a deletion does not proceed, for metrics; empty if it proceeds.
 	blocked string
 }
 
 // written records that the status has answer a, and when to check a snapshot that is not ready.
 func (m *memory) written(a *answer, now time.Time, cfg Config) {
-	m.answer, m.called = nil, nil
+	m.answer, m.checked, m.called = nil, nil, nil
 	if a.ready {
 		m.checks, m.nextCheck = 0, time.Time{}
 		return
@@ -68,17 +72,16 @@ func (m memory) awaitsCheck(c *content) bool {
 
 // createdAgain reports whether a repeated CreateSnapshot has returned another snapshot than that of the status of c: an earlier
 // leader had deleted that one. Both are deleted.
-func (m memory) createdAgain(c *content) bool {
-	return c.dynamic() && m.answer != nil && c.known().handle != "" && m.answer.handle != c.known().handle
+func (c *content) createdAgain(e entry) bool {
+	return e.State == intent.Answered && c.known().handle != "" && e.Payload.answer.handle != c.known().handle
 }
 
-// announce records that an event was sent for a cause, and reports whether it is the first one.
-func (m *memory) announce(cause string) (isNew bool) {
-	isNew = !m.announced[cause]
-	all := map[string]bool{cause: true}
-	maps.Copy(all, m.announced) // copies of m are in use
-	m.announced = all
-	return isNew
+// unwritten returns the response about a content that is not written to its status yet, or nil.
+func unwritten(e entry) *answer {
+	if e.State == intent.Answered {
+		return e.Payload.answer
+	}
+	return e.Payload.checked
 }
 
 // checkDelay returns the time until the next check after a number of unsuccessful ones.
@@ -96,15 +99,13 @@ func (c Config) checkDelay(checks int) time.Duration {
 // failureID identifies errors that differ only in volatile text, such as request IDs.
 type failureID struct{ step, code string }
 
-// unanswered reports whether the driver may have executed a CreateSnapshot, or may still do so, and no definite result is known.
-func unanswered(s intent.State) bool { return s == intent.Sent || s == intent.Unknown }
-
-// callState returns the state of the last CreateSnapshot of c. Before the first one of this process, the object tells it.
-func (c *content) callState(e entry) intent.State {
+// call returns the last CreateSnapshot of c, whose entry in the ledger is e. Before the first one of this process, c tells about those of
+// earlier processes, and nothing else reads that from c.
+func (c *content) call(e entry) entry {
 	if e.State == intent.Idle && c.calledBefore() {
-		return intent.Unknown
+		e.State, e.Payload.inherited = intent.Unknown, true
 	}
-	return e.State
+	return e
 }
 
 // calledBefore reports whether an earlier process may have called CreateSnapshot, without a definite result.
@@ -125,15 +126,17 @@ func (c *content) calledBefore() bool {
 	return malformed == nil // and another writer has removed the other annotation
 }
 
-// unrecorded reports whether neither this process nor the object knows a CreateSnapshot.
-func (c *content) unrecorded(e entry) bool {
-	return e.State == intent.Idle && !c.has(c.creating) && !c.has(AnnRequest)
-}
+// unrecorded reports whether c has no record of a CreateSnapshot.
+func (c *content) unrecorded() bool { return !c.has(c.creating) && !c.has(AnnRequest) }
+
+// suspected reports whether nothing but the lack of a record speaks for a CreateSnapshot.
+func (c *content) suspected(e entry) bool { return e.Payload.inherited && c.unrecorded() }
 
 // indeterminate reports whether a CreateSnapshot may have created a snapshot that is not in the status of c.
-func (c *content) indeterminate(e entry) bool {
-	return c.known().handle == "" && unanswered(c.callState(e))
-}
+func (c *content) indeterminate(e entry) bool { return c.known().handle == "" && e.State.Unanswered() }
+
+// call returns the last CreateSnapshot of c.
+func (l *loop) call(c *content) entry { return c.call(l.ledger.Get(c.UID)) }
 
 // remember changes what this process remembers of a content.
 func (l *loop) remember(uid types.UID, change func(*memory)) {
@@ -147,4 +150,11 @@ func (l *loop) happened(uid types.UID, event intent.Event, change func(*memory))
 		return nil
 	}
 	return err
+}
+
+// askAgain drops a response that cannot be written. If it is that of a CreateSnapshot, the driver may also have another snapshot, for
+// which a deletion asks it again.
+func (l *loop) askAgain(uid types.UID) error {
+	l.remember(uid, func(m *memory) { m.checked = nil })
+	return l.happened(uid, intent.Lose, func(m *memory) { m.answer = nil })
 }

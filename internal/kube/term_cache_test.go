@@ -1,0 +1,81 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/storage-controller/storage-controller/internal/kubetest"
+)
+
+// TestTermCache: an object is fresh if the cache has reached the beginning of the term, or if this process has read or written it
+// since. That memory ends when the cache has reached it.
+func TestTermCache(t *testing.T) {
+	c := kubetest.Get(t)
+	client := c.Client().CoreV1().PersistentVolumes()
+	pv := createVolume(t, c, nil)
+	informers := informersFor(t, c, c.Client())
+	volumes := informers.Volumes()
+	ctx, stop := context.WithCancel(t.Context())
+	informers.Start(ctx)
+	defer informers.Shutdown()
+	defer stop()
+	kubetest.Eventually(t, "the watch runs", func(context.Context) error { return informers.Synced() })
+	const never = "9223372036854775807"
+	for latest, reached := range map[string]bool{"": false, "1": true, pv.ResourceVersion: true, never: false} {
+		term := NewTermCache(volumes)
+		if err := BeginTerm(t.Context(), term, func(context.Context, metav1.ListOptions) (*corev1.PersistentVolumeList, error) {
+			return &corev1.PersistentVolumeList{ListMeta: metav1.ListMeta{ResourceVersion: latest}}, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		annotate := func(value string) error {
+			_, err := term.Patch(t.Context(), client, pv, MetadataPatch{SetAnnotations: map[string]string{"n": fmt.Sprint(latest, value)}})
+			return err
+		}
+		read := func() error { _, _, err := term.Refetch(t.Context(), client, pv); return err }
+		for _, step := range []struct {
+			what    string
+			do      func() error
+			fresh   bool
+			entries int // zero instead for a fresh object of a cache that has reached latest
+		}{
+			{"before anything", func() error { return nil }, reached, 0},
+			{"after a read", read, true, 1},
+			{"after a doubt", func() error { term.Doubt(pv); return nil }, false, 1},
+			{"after a write", func() error { return annotate("doubted") }, false, 1},
+			{"after another read", read, true, 1},
+			{"after another write", func() error { return annotate("fresh") }, true, 1},
+			{"beside an object that was deleted", func() error {
+				deleted := pv.DeepCopy()
+				deleted.Name, deleted.UID = "deleted", "deleted"
+				term.pruneAt = 2
+				term.mark(deleted, true)
+				return nil
+			}, true, 1},
+			{"in a cache that has reached latest", func() error {
+				term.latest, reached = "1", true
+				return read()
+			}, true, 1},
+		} {
+			if err := step.do(); err != nil {
+				t.Fatal(err)
+			}
+			if seen, fresh, ok := term.Fresh(pv.Name); !ok || seen.UID != pv.UID || fresh != step.fresh {
+				t.Errorf("latest %q, %s: the object is fresh: %t", latest, step.what, fresh)
+			}
+			if reached && step.fresh {
+				step.entries = 0
+			}
+			if len(term.acted) != step.entries {
+				t.Errorf("latest %q, %s: %d entries, want %d", latest, step.what, len(term.acted), step.entries)
+			}
+		}
+	}
+}
