@@ -29,9 +29,10 @@ func (f *fixture) manyNodes(t testing.TB, count int) (values []string) {
 	for range 16 {
 		workers.Go(func() {
 			for i := int(next.Add(1)) - 1; i < count; i = int(next.Add(1)) - 1 {
+				prefix, free := "capacity."+f.driver+"/", fmt.Sprint(gi)
 				node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 					Name: values[i], Labels: map[string]string{f.key: values[i]},
-					Annotations: map[string]string{"capacity." + f.driver + "/ssd": fmt.Sprint(gi), "capacity." + f.driver + "/00default": fmt.Sprint(gi)},
+					Annotations: map[string]string{prefix + "ssd": free, prefix + "00default": free},
 				}}
 				if _, err := f.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 					t.Error(err)
@@ -104,8 +105,8 @@ func TestTopolvmScenario087(t *testing.T) {
 	second.capacityOfEach(t, values[:1])
 	took := time.Since(began)
 	used := heap() - filled
-	t.Logf("heap: %d KiB before, %d with the objects, and %d more for the caches of one process, which starts in %v", before>>10, filled>>10,
-		used>>10, took)
+	t.Logf("heap: %d KiB before, %d with the objects, and %d more for the caches of one process, which starts in %v",
+		before>>10, filled>>10, used>>10, took)
 	if used > 40<<20 {
 		t.Errorf("the caches take %d MiB, at most 40 are allowed", used>>20)
 	}
