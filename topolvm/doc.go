@@ -20,9 +20,9 @@
 // it. It waits by watch for the next version of the LogicalVolume, of its source or of its Node, and does not poll. It does not wait for a
 // node that does not exist or is not Ready, because each waiting call occupies a worker of the caller.
 //
-// The service deletes without a request: a LogicalVolume without an LVM volume that has failed, or that is on a node that the request does not
-// allow or that does not exist. Such deletions carry the UID and the resourceVersion of the decision. A LogicalVolume with an LVM volume is
-// deleted by DeleteVolume and DeleteSnapshot only, or if the same CreateVolume call finds it larger than the limit.
+// A creation deletes a LogicalVolume without an LVM volume that has failed, or that is on a node that the request does not allow or that
+// does not exist. Such deletions carry the UID and the resourceVersion of the decision. A LogicalVolume with an LVM volume is deleted by
+// DeleteVolume and DeleteSnapshot only, or if the CreateVolume call that waited for it finds it larger than its limit.
 //
 // Locks are held by one process: exclusive by name during a creation, exclusive by ID during a deletion or expansion, shared by ID on the
 // source of a creation. Replicas, which all serve calls, rely on the name of the LogicalVolume and on preconditions.

@@ -37,7 +37,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	kubetest.Parallel(6)
+	if os.Getenv(sanityClass) == "" { // the suite refuses it
+		kubetest.Parallel(6)
+	}
 	kubetest.Main(m)
 }
 
@@ -165,7 +167,7 @@ func (c *changes) take() map[string]int {
 // fixture is a cluster with its own driver name, so that tests run beside each other.
 type fixture struct {
 	*replica
-	t      *testing.T
+	t      testing.TB
 	driver string
 	key    string // of the topology
 	client kubernetes.Interface
@@ -175,6 +177,8 @@ type fixture struct {
 	clock  func() time.Time
 	gate   *sync.Mutex // of the watches of the first replica; nil: a new one
 	admin  *rest.Config
+
+	background context.Context // outlives the test
 }
 
 // option changes a fixture before the service starts.
@@ -192,12 +196,12 @@ func clocked(now func() time.Time) option { return func(f *fixture) { f.clock = 
 var drivers atomic.Int32
 
 // cluster returns a cluster without a service.
-func cluster(t *testing.T, options ...option) *fixture {
+func cluster(t testing.TB, options ...option) *fixture {
 	t.Helper()
 	control := kubetest.Get(t)
 	f := &fixture{
 		t: t, driver: fmt.Sprintf("t%d.topolvm.io", drivers.Add(1)), client: control.Client(), admin: control.Config(),
-		nodes: map[string]*topolvmtest.Node{}, config: func(*topolvm.Config) {},
+		nodes: map[string]*topolvmtest.Node{}, config: func(*topolvm.Config) {}, background: context.WithoutCancel(t.Context()),
 	}
 	for _, o := range options {
 		o(f)
@@ -211,7 +215,7 @@ func cluster(t *testing.T, options ...option) *fixture {
 }
 
 // start returns a cluster with the nodes a, b and c, and one replica whose caches are synced.
-func start(t *testing.T, options ...option) *fixture {
+func start(t testing.TB, options ...option) *fixture {
 	t.Helper()
 	f := cluster(t, options...)
 	f.install()
@@ -284,7 +288,7 @@ func (f *fixture) run() *replica {
 }
 
 // serve serves the socket and connects to it.
-func (r *replica) serve(t *testing.T) {
+func (r *replica) serve(t testing.TB) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "topolvm") // t.TempDir may be too long for a socket
 	if err != nil {
@@ -509,7 +513,7 @@ func (f *fixture) untilDeleted(name string) {
 }
 
 // sent fails the test unless the service has sent these requests since the last call.
-func (r *replica) sent(t *testing.T, want ...string) []request {
+func (r *replica) sent(t testing.TB, want ...string) []request {
 	t.Helper()
 	got, all := r.requests.of(), r.requests.take()
 	if !slices.Equal(got, want) {

@@ -5,6 +5,7 @@ package topolvm_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -17,7 +18,10 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -222,14 +226,102 @@ var serviceScenarios = []scenario{
 		f := start(t, clocked(func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }))
 		f.nodes["a"].Stop()
 		f.nodes["a"].SetReady(t, false)
-		_, err := f.createWithin(300*time.Millisecond, "v", f.on("a"))
-		f.fails(err, codes.DeadlineExceeded)
+		f.abandoned("v", f.on("a"))
 		ahead.Store(int64(2 * time.Minute))
+		var err error
 		f.until("the call does not wait", func() bool { _, err = f.create("v", f.on("a")); return status.Code(err) == codes.Aborted })
 		f.fails(err, codes.Aborted, "v", f.value("a"), "ssd", "not Ready")
 		f.nodes["a"].Run()
 		f.nodes["a"].SetReady(t, true)
 		f.until("the volume exists", func() bool { _, err := f.create("v", f.on("a")); return err == nil })
+	}},
+	{"074_unreferenced", func(t *testing.T) { // the gauge of the service
+		var ahead atomic.Int64
+		f := start(t, clocked(func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }))
+		const gauge = "storage_controller_topolvm_unreferenced_logical_volumes"
+		count := func(want float64) {
+			t.Helper()
+			f.until(fmt.Sprint("the gauge is ", want), func() bool { return f.metric(gauge) == want })
+		}
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data", Namespace: "default"}}
+		claim.GenerateName, claim.Name = "data-", ""
+		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+		claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+		claim, err := f.client.CoreV1().PersistentVolumeClaims("default").Create(t.Context(), claim, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := f.created("v", f.on("a"), f.class("thin"))
+		f.created("pvc-" + string(claim.UID))
+		if _, err := f.snapshot("s", v.VolumeId); err != nil {
+			t.Fatal(err)
+		}
+		if got := f.metric(gauge); got != 0 {
+			t.Errorf("the gauge is %v after less than a minute", got)
+		}
+		ahead.Store(int64(2 * time.Minute))
+		count(1)
+		pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: v.VolumeId}}
+		pv.Spec.Capacity = claim.Spec.Resources.Requests
+		pv.Spec.AccessModes, pv.Spec.StorageClassName = claim.Spec.AccessModes, "none"
+		pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: f.driver, VolumeHandle: v.VolumeId}
+		if _, err := f.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		count(0)
+		if err := f.client.CoreV1().PersistentVolumeClaims("default").Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		_, err = f.client.CoreV1().PersistentVolumeClaims("default").Patch(t.Context(), claim.Name, types.MergePatchType,
+			[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+		count(1)
+	}},
+	{"077_node_cleanup", func(t *testing.T) { // what the node cleanup does with LogicalVolumes
+		f := start(t)
+		v := f.created("v", f.on("a"))
+		f.annotate("v", "example.com/note", "kept")
+		resources, err := f.service.Resources(f.admin)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed := make(chan string, 10)
+		resources.OnChange(func(node string) { changed <- node })
+		stale, err := resources.Get(t.Context(), "v")
+		if err != nil || stale.Node != f.value("a") || stale.Handle != v.VolumeId || stale.Deleting {
+			t.Fatalf("%+v %v", stale, err)
+		}
+		f.finalize("v", f.driver+"/logicalvolume", "example.com/other")
+		if node := <-changed; node != f.value("a") {
+			t.Errorf("a change of node %s", node)
+		}
+		if err := resources.Remove(t.Context(), *stale); !apierrors.IsConflict(err) || f.lv("v").DeletionTimestamp != nil {
+			t.Errorf("another version: %v", err)
+		}
+		current, err := resources.Get(t.Context(), "v")
+		if err == nil {
+			err = resources.Remove(t.Context(), *current)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		lv := f.lv("v")
+		if lv.DeletionTimestamp == nil || !slices.Equal(lv.Finalizers, []string{"example.com/other"}) ||
+			lv.Annotations[f.driver+"/pendingdeletion"] != "true" || lv.Annotations["example.com/note"] != "kept" {
+			t.Errorf("%+v", lv.ObjectMeta)
+		}
+		f.until("the cache shows the deletion", func() bool { all := resources.List(); return len(all) == 1 && all[0].Deleting })
+		f.finalize("v")
+		f.untilDeleted("v")
+		if gone, err := resources.Get(t.Context(), "v"); gone != nil || err != nil {
+			t.Errorf("%+v %v", gone, err)
+		}
+		if err := resources.Remove(t.Context(), *current); err != nil {
+			t.Error(err)
+		}
+		f.until("DeleteVolume finds nothing", func() bool { return f.delete(v.VolumeId) == nil })
 	}},
 	{"084_panic", func(t *testing.T) {
 		var panics atomic.Bool
@@ -354,7 +446,7 @@ var deleteScenarios = []scenario{
 		f.nodes["a"].RefuseRemoval(true)
 		f.requests.take()
 		for range 2 {
-			f.fails(f.deleteWithin(time.Second, v.VolumeId), codes.DeadlineExceeded)
+			f.fails(f.deleteWithin(3*time.Second, v.VolumeId), codes.DeadlineExceeded)
 		}
 		f.sent(t, deleteLV)
 		f.nodes["a"].RefuseRemoval(false)
@@ -699,6 +791,18 @@ func (f *fixture) annotateNode(name, key, value string) {
 	}
 	nodes := f.client.CoreV1().Nodes()
 	_, err := nodes.Patch(f.t.Context(), f.value(name), types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// finalize sets the finalizers of a LogicalVolume.
+func (f *fixture) finalize(name string, finalizers ...string) {
+	f.t.Helper()
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"finalizers": finalizers}})
+	if err == nil {
+		_, err = f.lvs.Patch(f.t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
+	}
 	if err != nil {
 		f.t.Fatal(err)
 	}
