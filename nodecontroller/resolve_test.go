@@ -96,7 +96,6 @@ func TestProfiles(t *testing.T) {
 		"node-finalizer-wait-for-others": {"": "false"},
 		"node-cleanup-resource":          {"": record},
 		"leader-election-id":             {"": "topolvm"},
-		"enable-webhooks":                {"": "true"},
 	} {
 		for profile, driver := range drivers {
 			_, have := resolved(t, driver, func(c *Config) { c.Profile = profile })

@@ -145,10 +145,10 @@ func (c creation) object(n names, value string, source *LogicalVolume) *LogicalV
 	}
 	lv.APIVersion, lv.Kind = n.resource().GroupVersion().String(), "LogicalVolume"
 	if c.requested != c.name {
-		lv.Annotations[annVolumeName] = c.requested
+		lv.Annotations[annotationVolumeName] = c.requested
 	}
 	if c.claim != "" {
-		lv.Annotations[annClaim] = c.claim
+		lv.Annotations[annotationClaim] = c.claim
 	}
 	if source != nil {
 		lv.Spec.Source, lv.Spec.AccessType = source.Name, readWrite

@@ -108,7 +108,7 @@ func (lv *LogicalVolume) code() codes.Code { return codes.Code(uint32(lv.Status.
 
 // requestedName returns the name in the CSI request that created lv. topolvm-controller does not record it if it has capital letters.
 func (lv *LogicalVolume) requestedName() string {
-	if name := lv.Annotations[annVolumeName]; name != "" {
+	if name := lv.Annotations[annotationVolumeName]; name != "" {
 		return name
 	}
 	return lv.Name

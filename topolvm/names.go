@@ -27,10 +27,10 @@ func DriverName(useLegacy string) string {
 }
 
 const (
-	// annVolumeName is the name in the CSI request, if it differs from that of the LogicalVolume.
-	annVolumeName = "storage-controller.io/volume-name"
-	// annClaim is namespace/name of the claim, for reports.
-	annClaim = "storage-controller.io/claim"
+	// annotationVolumeName is the name of a LogicalVolume in the CSI request, if the object has another one.
+	annotationVolumeName = "storage-controller.io/volume-name"
+	// annotationClaim is NAMESPACE/NAME of the claim of a LogicalVolume, for reports.
+	annotationClaim = "storage-controller.io/claim"
 
 	labelCreatedBy = "app.kubernetes.io/created-by"
 	createdBy      = "topolvm-controller"
@@ -88,5 +88,5 @@ func (n names) valueOf(node *corev1.Node) string {
 
 // owns reports whether an annotation of a LogicalVolume is one that this package reads or writes.
 func (n names) owns(annotation string) bool {
-	return strings.HasPrefix(annotation, string(n)+"/") || annotation == annVolumeName || annotation == annClaim
+	return strings.HasPrefix(annotation, string(n)+"/") || annotation == annotationVolumeName || annotation == annotationClaim
 }

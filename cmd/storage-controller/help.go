@@ -19,6 +19,17 @@ var manuals = map[string]manual{
 	"": {example: `  storage-controller all --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
   storage-controller attach --help
   storage-controller help config validate`},
+	"topolvm": {`Run the controller side of TopoLVM in one process: its CSI service, with the
+provisioner, the resizer, the snapshotter, the capacity role and the nodecontroller.
+The roles call the service in memory. Other containers of the pod can call it on the
+socket of --csi-socket, on every replica. topolvm-node and lvmd stay as they are.
+
+Under the name topolvm-controller (a link to this program) only the service and the
+nodecontroller run, with the defaults of topolvm-controller, so that the sidecars of
+the pod can be replaced one by one.`, `  # The controller pod of TopoLVM, in place of its five containers:
+  storage-controller topolvm
+  # Beside csi-snapshotter, which calls the socket:
+  storage-controller topolvm --controllers=-snapshotter`},
 	"all": {`Run every role that the driver supports in one process: the provisioner, the attacher,
 the resizer, the snapshotter, the capacity role and the nodecontroller share one
 connection to the driver, one set of watches and one address for metrics and health.

@@ -37,7 +37,9 @@ var wrongValues = map[string][]string{
 	"kube-api-capacity-qps":   {"NaN", "--enable-capacity"}, "kube-api-qps": {"NaN"},
 	"snapshot-name-prefix": {""}, "groupsnapshot-name-prefix": {""}, "snapshot-name-uuid-length": {"0"},
 	"groupsnapshot-name-uuid-length": {"99"},
-	"profile":                        {"some"}, "topology-node-key": {"a b"}, "node-finalizer": {"x"}, "node-finalizer-mode": {"some"},
+	"minimum-allocation-block":       {"x"}, "minimum-allocation-ext4": {"x"}, "minimum-allocation-xfs": {"x"}, "minimum-allocation-btrfs": {"x"},
+	"zap-encoder": {"xml"}, "zap-log-level": {"loud"},
+	"profile": {"some"}, "topology-node-key": {"a b"}, "node-finalizer": {"x"}, "node-finalizer-mode": {"some"},
 	"node-finalizer-timeout": {"-1s"}, "node-delete-grace": {"-1s"}, "node-cleanup": {"some"}, "node-cleanup-paths": {"some"},
 	"node-cleanup-scope": {"some"}, "node-cleanup-unbound": {"some"}, "node-cleanup-retain": {"some"}, "node-missing-grace": {"1s"},
 	"node-cleanup-window": {"-1s"}, "node-cleanup-max-fraction": {"NaN"}, "node-cleanup-min-nodes": {"-1"}, "node-cleanup-qps": {"0"},
@@ -56,7 +58,7 @@ var anyValue = strings.Fields(`exit-on-connection-loss max-grpc-log-length kubec
 	extra-create-metadata controller-publish-readonly prevent-volume-mode-conversion snapshot-orphan-sweep-interval node-deployment
 	node-deployment-immediate-binding enable-capacity capacity-ownerref-level capacity-for-immediate-binding
 	handle-volume-inuse-error extra-modify-metadata print-config driver-name node-finalizer-wait-for-others skip-node-finalize
-	node-cleanup-static resize-nudge enable-webhooks cert-dir webhook-client-ca device-class-parameter namespace yes volumes help`)
+	node-cleanup-static use-legacy zap-devel zap-stacktrace-level zap-time-encoding resize-nudge enable-webhooks cert-dir webhook-client-ca device-class-parameter namespace yes volumes help`)
 
 // TestWrongValues: a wrong value of any flag ends each command that has the flag with the exit code of a usage error.
 func TestWrongValues(t *testing.T) {
@@ -65,6 +67,7 @@ func TestWrongValues(t *testing.T) {
 		t.Setenv(name, "set")
 	}
 	needed := map[string][]string{ // so that the command does not wait for a driver
+		"topolvm":                {"--metrics-bind-address="},
 		"nodecontroller approve": {"--driver-name=a.b"}, "nodecontroller remove-finalizers": {"--driver-name=a.b"},
 		"nodecontroller cleanup": {"--driver-name=a.b", "--node=x"},
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/metrics"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 const metricsPage = "../../docs/metrics.md"
@@ -144,6 +145,13 @@ func everyMetric(t *testing.T) *collectorsOf {
 	}
 	t.Cleanup(terms.stop)
 	t.Cleanup(cancel)
+	service, err := topolvm.New(topolvm.Config{Driver: topolvm.Driver, Version: "dev"}, registry)
+	if err == nil {
+		err = service.Attach(ctx, topolvm.Deps{Requests: config, Watches: config, Informers: terms.informers})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	built := 0
 	for _, m := range terms.members() {
 		if m.controller != nil {

@@ -80,6 +80,10 @@ max-grpc-log-length
 metrics-address
 metrics-bind-address
 metrics-path
+minimum-allocation-block
+minimum-allocation-btrfs
+minimum-allocation-ext4
+minimum-allocation-xfs
 modify-timeout
 node-cleanup
 node-cleanup-burst
@@ -228,6 +232,18 @@ snapshotter.worker-threads
 strict-topology
 timeout
 topology-node-key
+topolvm
+topolvm.minimum-allocation-block
+topolvm.minimum-allocation-btrfs
+topolvm.minimum-allocation-ext4
+topolvm.minimum-allocation-xfs
+topolvm.use-legacy
+topolvm.zap-devel
+topolvm.zap-encoder
+topolvm.zap-log-level
+topolvm.zap-stacktrace-level
+topolvm.zap-time-encoding
+use-legacy
 v
 vmodule
 volume-name-prefix
@@ -240,6 +256,11 @@ webhook-config-name
 webhook-service
 worker-threads
 workers
+zap-devel
+zap-encoder
+zap-log-level
+zap-stacktrace-level
+zap-time-encoding
 {{- end }}
 {{- define "storage-controller.moreFlags" -}}
 add-dir-header
