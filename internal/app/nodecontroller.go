@@ -82,6 +82,9 @@ var nodecontrollerRole = Role{
 // a profile and the name of the driver are applied.
 func nodecontrollerConfig(s settings.Settings) nodecontroller.Config {
 	cfg := settings.Of[nodecontroller.Config](s, nodecontrollerName)
+	if settings.Of[serviceConfig](s, topolvmName).UseLegacy && cfg.Profile == nodecontroller.ProfileTopoLVM {
+		cfg.Profile = nodecontroller.ProfileTopoLVMLegacy
+	}
 	cfg.Explicit = map[string]nodecontroller.Origin{}
 	for name, origin := range s.Origins(nodecontrollerName) {
 		cfg.Explicit[name] = nodecontroller.Origin(origin)

@@ -277,7 +277,8 @@ func TestTopolvmScenario(t *testing.T) {
 				t.Errorf("replica %d: %v", i, err)
 				continue
 			}
-			if _, err := controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: response.GetVolume().GetVolumeId()}); err != nil {
+			id := response.GetVolume().GetVolumeId()
+			if _, err := controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
 				t.Errorf("replica %d: %v", i, err)
 			}
 		}
