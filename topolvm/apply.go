@@ -85,7 +85,7 @@ func (k *call) wait(ctx context.Context, s step) error {
 	case <-k.changed:
 	case <-expired:
 	case <-ctx.Done():
-		return contextError(ctx, subjectOf(s.lv), "waiting for topolvm-node")
+		return contextError(ctx, subjectOf(s.lv), "waiting for topolvm-node", "topolvm-node")
 	}
 	return nil
 }
@@ -101,14 +101,16 @@ func (k *call) observed(lv *LogicalVolume) *LogicalVolume {
 	return lv
 }
 
-// readLive returns the LogicalVolume from the API server, or nil if there is none.
+// readLive returns the LogicalVolume from the API server, or nil if there is none. What the cache has after the response may be newer, so
+// only what it had before counts as deleted.
 func (k *call) readLive(ctx context.Context, name string) (*LogicalVolume, error) {
+	before, cached := k.c.lvs.Get(name)
 	live, err := k.s.client.Get(ctx, name, metav1.GetOptions{})
+	if cached && (kube.IsNotFound(err) || err == nil && live.UID != before.UID) {
+		k.c.lvs.MarkDeleted(before)
+	}
 	switch {
 	case kube.IsNotFound(err):
-		if cached, ok := k.c.lvs.Get(name); ok {
-			k.c.lvs.MarkDeleted(cached)
-		}
 		return nil, nil
 	case err != nil:
 		return nil, apiError(ctx, subject{lv: name}, "reading it", err)

@@ -224,6 +224,8 @@ func decideExpansion(n names, r *csi.ControllerExpandVolumeRequest, s volumeStat
 		return failed(subjectOf(lv).errorf(codes.InvalidArgument, "a snapshot cannot be expanded. Restore it to a volume"))
 	case s.terminating():
 		return failed(subjectOf(lv).errorf(codes.FailedPrecondition, "it is being deleted, so it cannot be expanded. Use another volume"))
+	case !lv.exists():
+		return failed(subjectOf(lv).errorf(codes.Aborted, "its LVM volume is not created yet. Repeat the call"))
 	}
 	target, err := sizeOf(subjectOf(lv), r.GetCapacityRange(), 0)
 	if err != nil {

@@ -34,13 +34,14 @@ func (r sample) volume(name string) *LogicalVolume {
 		lv.DeletionTimestamp = &at
 	}
 	lv.Spec = Spec{
-		Name: name, NodeName: pick(r, "a", "b"), Size: pick(r, Bytes(4096), 8192), DeviceClass: pick(r, "", "ssd"), Source: pick(r, "", "src"),
+		Name: name, NodeName: pick(r, "a", "b"), Size: pick(r, Bytes(4096), 8192), DeviceClass: pick(r, "", "ssd"),
+		Source: pick(r, "", "src"),
 	}
 	if lv.Spec.Source != "" {
 		lv.Spec.AccessType = pick(r, "ro", "rw")
 	}
 	lv.Status = Status{
-		VolumeID: pick(r, "", string(lv.UID)), Code: pick[int32](r, 0, 0, 8, 99), CurrentSize: pick(r, Bytes(0), 4096, 8192, 16384),
+		VolumeID: pick(r, "", string(lv.UID)), Code: pick[int64](r, 0, 0, 8, 99), CurrentSize: pick(r, Bytes(0), 4096, 8192, 16384),
 	}
 	if lv.Status.VolumeID == "" {
 		lv.Status.CurrentSize = 0
@@ -161,7 +162,7 @@ func TestDecideOthers(t *testing.T) {
 			t.Fatalf("deletion, snapshot %t: step %+v, state %+v, LogicalVolume %+v", snapshot, got, s, s.lv)
 		}
 		if r.bool() {
-			s.before, s.since = &Status{VolumeID: s.lv.Status.VolumeID, Code: pick[int32](r, 0, 8)}, start.Add(-pick(r, 0, time.Minute))
+			s.before, s.since = &Status{VolumeID: s.lv.Status.VolumeID, Code: pick[int64](r, 0, 8)}, start.Add(-pick(r, 0, time.Minute))
 		}
 		target := pick[int64](r, 4096, 8192, 16384)
 		request := &csi.ControllerExpandVolumeRequest{VolumeId: "id", CapacityRange: &csi.CapacityRange{RequiredBytes: target}}
