@@ -562,9 +562,10 @@ var expandScenarios = []scenario{
 	{"057_earlier_failure", func(t *testing.T) {
 		f := start(t)
 		v := f.created("v", f.on("a"))
-		f.nodes["a"].Fail(int64(codes.Internal))
+		f.nodes["a"].Fail(slices.Repeat([]int64{int64(codes.Internal)}, 100)...)
 		_, err := f.expand(v.VolumeId, 2*gi, nil)
 		f.fails(err, codes.Internal, "v", f.value("a"))
+		f.nodes["a"].Recover()
 		if code := f.lv("v").Status.Code; code != int64(codes.Internal) {
 			t.Fatalf("code %d", code)
 		}

@@ -233,6 +233,9 @@ func (n *Node) Fail(codes ...int64) {
 	})
 }
 
+// Recover forgets the failures of [Node.Fail] that have not happened.
+func (n *Node) Recover() { n.change(func() { n.failures = nil }) }
+
 // DropStatus drops the next status update after a creation, as if the process had exited before it.
 func (n *Node) DropStatus() { n.change(func() { n.drop++ }) }
 
