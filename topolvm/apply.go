@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,32 +18,41 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// run repeats gathering, deciding and applying until the call has an answer: a LogicalVolume, nil, or an error.
-func (k *call) run(ctx context.Context, next func(context.Context) (step, error)) (*LogicalVolume, error) {
+// run waits for the caches, and repeats next, which gathers and decides, and applying its step until the call has an answer: a
+// LogicalVolume, nil, or an error.
+func (s *Service) run(
+	ctx context.Context, operation string, next func(context.Context, *call) (step, error),
+) (lv *LogicalVolume, err error) {
+	c, err := s.synced(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k := &call{
+		s: s, c: c, changed: make(chan struct{}, 1), known: map[string]bool{}, seen: map[types.UID]seen{},
+		nodes: map[string]*corev1.Node{}, sources: map[string]*LogicalVolume{},
+	}
+	defer func() {
+		k.unfollow()
+		s.metrics.waited(operation, k.waited, err)
+	}()
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("operation", operation))
 	for {
-		s, err := next(ctx)
+		decided, err := next(ctx, k)
 		if err != nil {
 			return nil, err
 		}
-		klog.FromContext(ctx).V(2).Info("Decided", "operation", k.operation, "action", s.action, "logicalVolume", nameOf(s.lv))
-		if s.action == doAnswer {
-			return s.lv, s.err
+		klog.FromContext(ctx).V(2).Info("Decided", "action", decided.action)
+		if decided.action == doAnswer {
+			return decided.lv, decided.err
 		}
-		applied, err := k.apply(ctx, s)
+		applied, err := k.apply(ctx, decided)
+		if err == nil && applied {
+			err = decided.err
+		}
 		if err != nil {
 			return nil, err
 		}
-		if applied && s.err != nil {
-			return nil, s.err
-		}
 	}
-}
-
-func nameOf(lv *LogicalVolume) string {
-	if lv == nil {
-		return ""
-	}
-	return lv.Name
 }
 
 // apply performs s. It returns false if the LogicalVolume has changed since the decision, which has to be made again.
@@ -85,7 +95,7 @@ func (k *call) wait(ctx context.Context, s step) error {
 	case <-k.changed:
 	case <-expired:
 	case <-ctx.Done():
-		return contextError(ctx, subjectOf(s.lv), "waiting for topolvm-node")
+		return contextError(ctx, subjectOf(s.lv), "waiting for topolvm-node", "topolvm-node")
 	}
 	return nil
 }
@@ -94,21 +104,21 @@ func (k *call) wait(ctx context.Context, s step) error {
 func (k *call) observed(lv *LogicalVolume) *LogicalVolume {
 	trim(k.s.names, lv)
 	k.c.lvs.Observe(lv)
-	k.read[lv.UID] = true
-	if !lv.exists() {
-		k.began[lv.UID] = true
-	}
+	was := k.seen[lv.UID]
+	k.seen[lv.UID] = seen{read: true, began: was.began || !lv.exists(), removed: was.removed}
 	return lv
 }
 
-// readLive returns the LogicalVolume from the API server, or nil if there is none.
+// readLive returns the LogicalVolume from the API server, or nil if there is none. What the cache has after the response may be newer, so
+// only what it had before counts as deleted.
 func (k *call) readLive(ctx context.Context, name string) (*LogicalVolume, error) {
+	before, cached := k.c.lvs.Get(name)
 	live, err := k.s.client.Get(ctx, name, metav1.GetOptions{})
+	if cached && (kube.IsNotFound(err) || err == nil && live.UID != before.UID) {
+		k.c.lvs.MarkDeleted(before)
+	}
 	switch {
 	case kube.IsNotFound(err):
-		if cached, ok := k.c.lvs.Get(name); ok {
-			k.c.lvs.MarkDeleted(cached)
-		}
 		return nil, nil
 	case err != nil:
 		return nil, apiError(ctx, subject{lv: name}, "reading it", err)
@@ -180,9 +190,11 @@ func (k *call) delete(ctx context.Context, s step) (applied bool, err error) {
 	case err != nil:
 		return false, apiError(ctx, subjectOf(lv), "deleting it", err)
 	}
-	k.removed[lv.UID] = true
+	was := k.seen[lv.UID]
+	was.removed = true
+	k.seen[lv.UID] = was
 	klog.FromContext(ctx).Info("LogicalVolume deletion requested", "logicalVolume", klog.KRef("", lv.Name),
-		"node", klog.KRef("", lv.Spec.NodeName), "operation", k.operation)
+		"node", klog.KRef("", lv.Spec.NodeName))
 	return true, nil
 }
 

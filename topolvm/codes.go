@@ -72,7 +72,7 @@ func nodeError(lv *LogicalVolume, creating bool) error {
 func apiError(ctx context.Context, s subject, doing string, err error) error {
 	switch {
 	case ctx.Err() != nil:
-		return contextError(ctx, s, doing)
+		return contextError(ctx, s, doing, "the API server")
 	case apierrors.IsForbidden(err):
 		return s.errorf(codes.Internal, "%s: forbidden: %v. Grant the permission to the ServiceAccount", doing, err)
 	case apierrors.IsInvalid(err):
@@ -81,13 +81,14 @@ func apiError(ctx context.Context, s subject, doing string, err error) error {
 	return s.errorf(codes.Unavailable, "%s: %v. The call can be repeated", doing, err)
 }
 
-// contextError returns the error of a call whose context has ended. The LogicalVolume stays: the caller repeats the call.
-func contextError(ctx context.Context, s subject, doing string) error {
+// contextError returns the error of a call whose context has ended while it waited for a component. The LogicalVolume stays: the caller
+// repeats the call.
+func contextError(ctx context.Context, s subject, doing, component string) error {
 	switch {
 	case errors.Is(context.Cause(ctx), errShutdown):
 		return s.errorf(codes.Unavailable, "%s: %v. Repeat the call", doing, errShutdown)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return s.errorf(codes.DeadlineExceeded, "%s: no result before the deadline. Check topolvm-node, and repeat the call", doing)
+		return s.errorf(codes.DeadlineExceeded, "%s: no result before the deadline. Check %s, and repeat the call", doing, component)
 	}
 	return s.errorf(codes.Canceled, "%s: canceled. Repeat the call", doing)
 }

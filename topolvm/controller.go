@@ -50,11 +50,7 @@ func (s *Service) CreateSnapshot(ctx context.Context, r *csi.CreateSnapshotReque
 }
 
 // create returns the LogicalVolume of a creation, with its LVM volume.
-func (s *Service) create(ctx context.Context, operation string, r creation) (lv *LogicalVolume, err error) {
-	c, err := s.synced(ctx)
-	if err != nil {
-		return nil, err
-	}
+func (s *Service) create(ctx context.Context, operation string, r creation) (*LogicalVolume, error) {
 	release, ok := s.nameLocks.TryExclusive(r.name)
 	if !ok {
 		return nil, r.subject().errorf(codes.Aborted, "another call for it is running. Repeat the call")
@@ -67,9 +63,7 @@ func (s *Service) create(ctx context.Context, operation string, r creation) (lv 
 		}
 		defer release()
 	}
-	k := s.begin(c, operation)
-	defer func() { k.end(err) }()
-	return k.run(ctx, func(ctx context.Context) (step, error) {
+	return s.run(ctx, operation, func(ctx context.Context, k *call) (step, error) {
 		state, err := k.gatherCreation(ctx, r)
 		if err != nil {
 			return step{}, err
@@ -91,7 +85,7 @@ func (s *Service) DeleteSnapshot(ctx context.Context, r *csi.DeleteSnapshotReque
 func (s *Service) remove(ctx context.Context, operation, id string, snapshot bool) error {
 	kept, err := s.withVolume(ctx, operation, id, func(state volumeState) step { return decideDeletion(state, snapshot) })
 	if err == nil && kept != nil {
-		klog.FromContext(ctx).Info("Not deleted: the ID of a snapshot is not one of a volume, and reverse", "operation", operation,
+		klog.FromContext(ctx).Info("Not deleted: a volume is not a snapshot, and a snapshot is not a volume", "operation", operation,
 			"logicalVolume", klog.KRef("", kept.Name), "volumeHandle", id)
 	}
 	return err
@@ -118,22 +112,16 @@ func (s *Service) ControllerExpandVolume(
 // withVolume runs a call that changes the LogicalVolume with that ID.
 func (s *Service) withVolume(
 	ctx context.Context, operation, id string, decide func(volumeState) step,
-) (lv *LogicalVolume, err error) {
+) (*LogicalVolume, error) {
 	if id == "" {
 		return nil, status.Errorf(codes.InvalidArgument, "%s: the ID must not be empty. Check the volume handle", operation)
-	}
-	c, err := s.synced(ctx)
-	if err != nil {
-		return nil, err
 	}
 	release, ok := s.idLocks.TryExclusive(id)
 	if !ok {
 		return nil, subject{lv: "with ID " + id}.errorf(codes.Aborted, "another call uses it. Repeat the call")
 	}
 	defer release()
-	k := s.begin(c, operation)
-	defer func() { k.end(err) }()
-	return k.run(ctx, func(ctx context.Context) (step, error) {
+	return s.run(ctx, operation, func(ctx context.Context, k *call) (step, error) {
 		lv, err := k.find(ctx, id)
 		if err != nil {
 			return step{}, err
@@ -145,21 +133,18 @@ func (s *Service) withVolume(
 // ValidateVolumeCapabilities confirms the capabilities that CreateVolume accepts.
 func (s *Service) ValidateVolumeCapabilities(
 	ctx context.Context, r *csi.ValidateVolumeCapabilitiesRequest,
-) (_ *csi.ValidateVolumeCapabilitiesResponse, err error) {
+) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if r.GetVolumeId() == "" || len(r.GetVolumeCapabilities()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "volume_id and volume_capabilities must not be empty")
 	}
-	c, err := s.synced(ctx)
+	lv, err := s.run(ctx, "ValidateVolumeCapabilities", func(ctx context.Context, k *call) (step, error) {
+		lv, err := k.find(ctx, r.GetVolumeId())
+		return step{action: doAnswer, lv: lv}, err
+	})
 	if err != nil {
 		return nil, err
 	}
-	k := s.begin(c, "ValidateVolumeCapabilities")
-	defer func() { k.end(err) }()
-	lv, err := k.find(ctx, r.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
-	if lv == nil {
+	if lv == nil || !lv.exists() {
 		return nil, subject{lv: "with ID " + r.GetVolumeId()}.errorf(codes.NotFound, "there is none. Check that the volume exists")
 	}
 	if why := unsupported(r.GetVolumeCapabilities()); why != "" {

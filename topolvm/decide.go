@@ -4,7 +4,6 @@
 package topolvm
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -41,6 +40,11 @@ type step struct {
 
 func failed(err error) step { return step{action: doAnswer, err: err} }
 
+// fail returns the step that answers with [subject.errorf].
+func (s subject) fail(code codes.Code, format string, args ...any) step {
+	return failed(s.errorf(code, format, args...))
+}
+
 const (
 	// patience is the time after which a call does not wait for topolvm-node on a Node that is not Ready.
 	patience = time.Minute
@@ -66,12 +70,12 @@ func (s volumeState) waitForNode() step {
 	case s.node.object == nil && !s.node.read:
 		return step{action: doReadNode, value: s.node.value, lv: s.lv}
 	case s.node.object == nil:
-		return failed(about.errorf(codes.Aborted, "it cannot be %s, because the Node does not exist. Bring the node back, or have its "+
-			"LogicalVolumes deleted by the node cleanup", what))
+		return about.fail(codes.Aborted, "it cannot be %s, because the Node does not exist. Bring the node back, or have its "+
+			"LogicalVolumes deleted by the node cleanup", what)
 	case s.node.ready():
 	case s.now.Sub(began) > patience:
-		return failed(about.errorf(codes.Aborted, "it is not %s, because the Node is not Ready. Check the node, or delete its Node object "+
-			"if it does not return", what))
+		return about.fail(codes.Aborted, "it is not %s, because the Node is not Ready. Check the node, or delete its Node object "+
+			"if it does not return", what)
 	default:
 		wait.until = began.Add(patience + time.Millisecond)
 	}
@@ -119,7 +123,7 @@ func decideNew(n names, r creation, s creationState) step {
 	}
 	lv := r.object(n, s.place, s.source)
 	refuse := func(format string, args ...any) step {
-		return failed(subjectOf(lv).errorf(codes.ResourceExhausted, format, args...))
+		return subjectOf(lv).fail(codes.ResourceExhausted, format, args...)
 	}
 	node := s.node.object
 	switch {
@@ -145,7 +149,7 @@ func decideCreation(n names, r creation, s creationState) step {
 		if lv != nil {
 			about = subjectOf(lv)
 		}
-		return failed(about.errorf(codes.Aborted, "it was deleted during the creation. Repeat the call"))
+		return about.fail(codes.Aborted, "it was deleted during the creation. Repeat the call")
 	case lv == nil:
 		return decideNew(n, r, s)
 	case !s.read: // the cache may have one that was deleted
@@ -155,13 +159,13 @@ func decideCreation(n names, r creation, s creationState) step {
 	}
 	about := subjectOf(lv)
 	if why := r.differs(lv, s.sourceName); why != "" {
-		return failed(about.errorf(codes.AlreadyExists, "%s. Use another name, or delete the LogicalVolume if nothing uses it", why))
+		return about.fail(codes.AlreadyExists, "%s. Use another name, or delete the LogicalVolume if nothing uses it", why)
 	}
 	allowed, exists := r.require.allows(lv.Spec.NodeName), lv.exists()
 	switch {
 	case exists && !allowed:
-		return failed(about.errorf(codes.AlreadyExists, "the volume exists, on a node that the request does not allow. Use node %s, or "+
-			"delete the claim", lv.Spec.NodeName))
+		return about.fail(codes.AlreadyExists, "the volume exists, on a node that the request does not allow. Use node %s, or "+
+			"delete the claim", lv.Spec.NodeName)
 	case !exists && allowed && s.node.object == nil && !s.node.read:
 		return step{action: doReadNode, value: s.node.value, lv: lv}
 	case !exists && (!allowed || s.node.object == nil): // another LogicalVolume replaces it
@@ -219,11 +223,13 @@ func decideExpansion(n names, r *csi.ControllerExpandVolumeRequest, s volumeStat
 	lv := s.lv
 	switch {
 	case lv == nil:
-		return failed(subject{lv: "with ID " + r.GetVolumeId()}.errorf(codes.NotFound, "there is none. Check that the volume exists"))
+		return subject{lv: "with ID " + r.GetVolumeId()}.fail(codes.NotFound, "there is none. Check that the volume exists")
 	case lv.isSnapshot():
-		return failed(subjectOf(lv).errorf(codes.InvalidArgument, "a snapshot cannot be expanded. Restore it to a volume"))
+		return subjectOf(lv).fail(codes.InvalidArgument, "a snapshot cannot be expanded. Restore it to a volume")
 	case s.terminating():
-		return failed(subjectOf(lv).errorf(codes.FailedPrecondition, "it is being deleted, so it cannot be expanded. Use another volume"))
+		return subjectOf(lv).fail(codes.FailedPrecondition, "it is being deleted, so it cannot be expanded. Use another volume")
+	case !lv.exists():
+		return subjectOf(lv).fail(codes.Aborted, "its LVM volume is not created yet. Repeat the call")
 	}
 	target, err := sizeOf(subjectOf(lv), r.GetCapacityRange(), 0)
 	if err != nil {
@@ -239,7 +245,7 @@ func decideExpansion(n names, r *csi.ControllerExpandVolumeRequest, s volumeStat
 	case target <= current && !unknown:
 		return step{action: doAnswer, lv: lv}
 	case lv.Spec.Size != target && s.before != nil:
-		return failed(about.errorf(codes.Aborted, "another client changed spec.size during the expansion to %s. Repeat the call", target))
+		return about.fail(codes.Aborted, "another client changed spec.size during the expansion to %s. Repeat the call", target)
 	case lv.Spec.Size != target:
 		return decideRequest(n, target, s)
 	case s.before == nil && lv.Status.Code != 0:
@@ -267,16 +273,16 @@ func decideRequest(n names, target Bytes, s volumeState) step {
 		if !s.node.read {
 			return step{action: doReadNode, value: s.node.value, lv: s.lv}
 		}
-		return failed(about.errorf(codes.FailedPrecondition, "the Node does not exist. Bring the node back"))
+		return about.fail(codes.FailedPrecondition, "the Node does not exist. Bring the node back")
 	}
 	free, reported := n.available(s.node.object, s.lv.Spec.DeviceClass)
 	switch {
 	case !reported:
-		return failed(about.errorf(codes.FailedPrecondition, "the node reports no capacity of the device class. Check topolvm-node and "+
-			"lvmd on the node"))
+		return about.fail(codes.FailedPrecondition, "the node reports no capacity of the device class. Check topolvm-node and "+
+			"lvmd on the node")
 	case free < needed:
-		return failed(about.errorf(codes.ResourceExhausted, "the expansion to %s needs %d bytes, but the node has %d. Free space on the "+
-			"node, or request less", target, needed, free))
+		return about.fail(codes.ResourceExhausted, "the expansion to %s needs %d bytes, but the node has %d. Free space on the "+
+			"node, or request less", target, needed, free)
 	}
 	return step{action: doResize, lv: s.lv, size: target, retry: true}
 }
@@ -299,8 +305,5 @@ func earlier(a, b time.Time) time.Time {
 
 // String returns the value of "action" in logs.
 func (a action) String() string {
-	if a < doAnswer || a > doResize {
-		return fmt.Sprint(int(a))
-	}
 	return [...]string{"answer", "wait", "read volume", "read node", "read source", "create", "delete", "resize"}[a]
 }

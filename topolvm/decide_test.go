@@ -34,13 +34,14 @@ func (r sample) volume(name string) *LogicalVolume {
 		lv.DeletionTimestamp = &at
 	}
 	lv.Spec = Spec{
-		Name: name, NodeName: pick(r, "a", "b"), Size: pick(r, Bytes(4096), 8192), DeviceClass: pick(r, "", "ssd"), Source: pick(r, "", "src"),
+		Name: name, NodeName: pick(r, "a", "b"), Size: pick(r, Bytes(4096), 8192), DeviceClass: pick(r, "", "ssd"),
+		Source: pick(r, "", "src"),
 	}
 	if lv.Spec.Source != "" {
 		lv.Spec.AccessType = pick(r, "ro", "rw")
 	}
 	lv.Status = Status{
-		VolumeID: pick(r, "", string(lv.UID)), Code: pick[int32](r, 0, 0, 8, 99), CurrentSize: pick(r, Bytes(0), 4096, 8192, 16384),
+		VolumeID: pick(r, "", string(lv.UID)), Code: pick[int64](r, 0, 0, 8, 99), CurrentSize: pick(r, Bytes(0), 4096, 8192, 16384),
 	}
 	if lv.Status.VolumeID == "" {
 		lv.Status.CurrentSize = 0
@@ -65,7 +66,7 @@ func (r sample) node(value string) nodeState {
 func (r sample) state(lv *LogicalVolume) volumeState {
 	s := volumeState{now: start, lv: lv, awaited: pick(r, types.UID(""), "", "1")}
 	if lv != nil {
-		s.read, s.began, s.removed, s.node = r.bool(), r.bool(), r.IntN(4) == 0, r.node(lv.Spec.NodeName)
+		s.seen, s.node = seen{r.bool(), r.bool(), r.IntN(4) == 0}, r.node(lv.Spec.NodeName)
 	}
 	return s
 }
@@ -73,7 +74,7 @@ func (r sample) state(lv *LogicalVolume) volumeState {
 // TestDecideCreation checks for states of every kind what must hold for each step.
 func TestDecideCreation(t *testing.T) {
 	r := sample{rand.New(rand.NewPCG(1, 2))}
-	seen := map[action]int{}
+	decided := map[action]int{}
 	for range 300_000 {
 		request := creation{
 			requested: "v", name: "v", size: pick(r, Bytes(4096), 8192), limit: pick(r, Bytes(0), 8192), class: pick(r, "", "ssd"),
@@ -105,7 +106,7 @@ func TestDecideCreation(t *testing.T) {
 		}
 		s.sourceRead = r.bool()
 		got := decideCreation(names(Driver), request, s)
-		seen[got.action]++
+		decided[got.action]++
 		bad := ""
 		switch got.action {
 		case doCreate:
@@ -141,8 +142,8 @@ func TestDecideCreation(t *testing.T) {
 		}
 	}
 	for _, a := range []action{doAnswer, doWait, doReadVolume, doReadNode, doReadSource, doCreate, doDelete} {
-		if seen[a] < 100 {
-			t.Errorf("%v was decided %d times", a, seen[a])
+		if decided[a] < 100 {
+			t.Errorf("%v was decided %d times", a, decided[a])
 		}
 	}
 }
@@ -150,23 +151,23 @@ func TestDecideCreation(t *testing.T) {
 // TestDecideOthers does the same for deletions and expansions.
 func TestDecideOthers(t *testing.T) {
 	r := sample{rand.New(rand.NewPCG(3, 4))}
-	seen := map[action]int{}
+	decided := map[action]int{}
 	for range 300_000 {
 		s := r.state(r.volume("v"))
 		snapshot := r.bool()
 		got := decideDeletion(s, snapshot)
-		seen[got.action]++
+		decided[got.action]++
 		if got.action == doDelete && (s.lv.isSnapshot() != snapshot || s.terminating()) ||
 			got.action == doAnswer && got.err == nil && s.lv.isSnapshot() == snapshot {
 			t.Fatalf("deletion, snapshot %t: step %+v, state %+v, LogicalVolume %+v", snapshot, got, s, s.lv)
 		}
 		if r.bool() {
-			s.before, s.since = &Status{VolumeID: s.lv.Status.VolumeID, Code: pick[int32](r, 0, 8)}, start.Add(-pick(r, 0, time.Minute))
+			s.before, s.since = &Status{VolumeID: s.lv.Status.VolumeID, Code: pick[int64](r, 0, 8)}, start.Add(-pick(r, 0, time.Minute))
 		}
 		target := pick[int64](r, 4096, 8192, 16384)
 		request := &csi.ControllerExpandVolumeRequest{VolumeId: "id", CapacityRange: &csi.CapacityRange{RequiredBytes: target}}
 		got = decideExpansion(names(Driver), request, s)
-		seen[got.action]++
+		decided[got.action]++
 		switch {
 		case got.action == doCreate || got.action == doDelete,
 			got.action == doResize && (got.size < s.lv.Status.CurrentSize || s.terminating() || s.lv.isSnapshot()),
@@ -179,8 +180,8 @@ func TestDecideOthers(t *testing.T) {
 		}
 	}
 	for _, a := range []action{doAnswer, doWait, doReadNode, doDelete, doResize} {
-		if seen[a] < 100 {
-			t.Errorf("%v was decided %d times", a, seen[a])
+		if decided[a] < 100 {
+			t.Errorf("%v was decided %d times", a, decided[a])
 		}
 	}
 }

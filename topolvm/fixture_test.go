@@ -101,7 +101,9 @@ func (r *recorder) hook(w http.ResponseWriter, q *http.Request, pass http.Handle
 		if code := answer(one); code != 0 {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(code)
-			reason := map[int]metav1.StatusReason{http.StatusForbidden: metav1.StatusReasonForbidden}[code]
+			reason := map[int]metav1.StatusReason{
+				http.StatusForbidden: metav1.StatusReasonForbidden, http.StatusNotFound: metav1.StatusReasonNotFound,
+			}[code]
 			fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d,"reason":%q,"message":"as told"}`, code, reason)
 			return
 		}

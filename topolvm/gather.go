@@ -15,20 +15,15 @@ import (
 
 // call is one running CSI call, with what it has read and written.
 type call struct {
-	s         *Service
-	c         *caches
-	operation string
-	changed   chan struct{} // has an element after a change of one of keys
-	keys      []waitKey
+	s       *Service
+	c       *caches
+	changed chan struct{} // has an element after a change of one of keys
+	keys    []waitKey
 
 	// known has the IDs that the call has found. If the cache does not have one any more, its LogicalVolume was deleted.
 	known map[string]bool
-	// read has the LogicalVolumes that the call has read from the API server or created: the cache may still have deleted ones.
-	read map[types.UID]bool
-	// began has those of read that had no LVM volume then.
-	began map[types.UID]bool
-	// removed has the LogicalVolumes whose deletion the call has requested.
-	removed map[types.UID]bool
+	// seen has the LogicalVolumes that the API server has returned to the call.
+	seen map[types.UID]seen
 	// nodes has the Nodes by topology value that the cache lacks, as read from the API server; nil means that there is none.
 	nodes map[string]*corev1.Node
 	// sources has the sources by name that were read from the API server; nil means that there is none.
@@ -41,21 +36,11 @@ type call struct {
 	waited time.Duration
 }
 
-// begin returns a new call of an operation. Call end after it.
-func (s *Service) begin(c *caches, operation string) *call {
-	return &call{
-		s: s, c: c, operation: operation, changed: make(chan struct{}, 1),
-		known: map[string]bool{}, read: map[types.UID]bool{}, began: map[types.UID]bool{}, removed: map[types.UID]bool{},
-		nodes: map[string]*corev1.Node{}, sources: map[string]*LogicalVolume{},
-	}
-}
-
-// end ends the call, whose result is err.
-func (k *call) end(err error) {
-	for _, key := range k.keys {
-		k.c.waits.remove(key, k.changed)
-	}
-	k.s.metrics.waited(k.operation, k.waited, err)
+// seen is what a call knows about a LogicalVolume from its requests.
+type seen struct {
+	read    bool // it has read or created it. Otherwise the cache may still have a deleted one
+	began   bool // it had no LVM volume then
+	removed bool // the call has requested its deletion
 }
 
 // follow makes each change of key end a wait. Call it before reading the cache.
@@ -66,13 +51,18 @@ func (k *call) follow(key waitKey) {
 	}
 }
 
+// unfollow ends all follow.
+func (k *call) unfollow() {
+	for _, key := range k.keys {
+		k.c.waits.remove(key, k.changed)
+	}
+}
+
 // volumeState is what a decision knows about a LogicalVolume and its Node.
 type volumeState struct {
+	seen
 	now     time.Time
 	lv      *LogicalVolume // the newest known version; nil: none
-	read    bool           // the call has read or created it
-	began   bool           // it had no LVM volume then
-	removed bool           // the call has requested its deletion
 	awaited types.UID
 	node    nodeState
 	before  *Status
@@ -86,8 +76,7 @@ func (s volumeState) terminating() bool { return s.lv.terminating() || s.removed
 func (k *call) state(lv *LogicalVolume) volumeState {
 	s := volumeState{now: k.s.now(), lv: lv, awaited: k.awaited, before: k.before, since: k.since}
 	if lv != nil {
-		s.read, s.began, s.removed = k.read[lv.UID], k.began[lv.UID], k.removed[lv.UID]
-		s.node = k.node(lv.Spec.NodeName)
+		s.seen, s.node = k.seen[lv.UID], k.node(lv.Spec.NodeName)
 	}
 	return s
 }

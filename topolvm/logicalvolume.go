@@ -46,7 +46,7 @@ type Spec struct {
 type Status struct {
 	VolumeID    string `json:"volumeID,omitempty"` // equals metadata.uid. Empty: there is no LVM volume yet
 	CurrentSize Bytes  `json:"currentSize,omitzero"`
-	Code        int32  `json:"code,omitempty"` // of gRPC, of the last failure. 0 after a success
+	Code        int64  `json:"code,omitempty"` // of gRPC, of the last failure. 0 after a success
 	Message     string `json:"message,omitempty"`
 }
 
@@ -170,13 +170,7 @@ func trim(n names, lv *LogicalVolume) {
 	lv.TypeMeta, lv.ManagedFields, lv.Labels, lv.OwnerReferences = metav1.TypeMeta{}, nil, nil, nil
 	maps.DeleteFunc(lv.Annotations, func(key, _ string) bool { return !n.owns(key) })
 	lv.Spec.Name = lv.Name
-	lv.Status.VolumeID = intern(lv.Status.VolumeID, string(lv.UID))
-}
-
-// intern returns known if it equals s, so that both share their memory.
-func intern(s, known string) string {
-	if s == known {
-		return known
+	if lv.Status.VolumeID == string(lv.UID) { // so that both share their memory
+		lv.Status.VolumeID = string(lv.UID)
 	}
-	return s
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -183,7 +184,7 @@ var createScenarios = []scenario{
 	}},
 	{"022_no_space", func(t *testing.T) {
 		f := start(t)
-		f.nodes["a"].Fail(int32(codes.ResourceExhausted))
+		f.nodes["a"].Fail(int64(codes.ResourceExhausted))
 		_, err := f.create("v", f.on("a"))
 		f.fails(err, codes.ResourceExhausted, "v", f.value("a"), "ssd", "as told")
 		f.sent(t, createLV, deleteLV)
@@ -200,7 +201,7 @@ var createScenarios = []scenario{
 			codes.FailedPrecondition: codes.FailedPrecondition,
 		} {
 			name := fmt.Sprintf("v%d", code)
-			f.nodes["a"].Fail(int32(code))
+			f.nodes["a"].Fail(int64(code))
 			_, err := f.create(name, f.on("a"))
 			f.fails(err, want, name, f.value("a"), "ssd")
 			f.untilDeleted(name)
@@ -208,7 +209,7 @@ var createScenarios = []scenario{
 	}},
 	{"024_failed_deletion", func(t *testing.T) {
 		f := start(t)
-		f.nodes["a"].Fail(int32(codes.ResourceExhausted))
+		f.nodes["a"].Fail(int64(codes.ResourceExhausted))
 		f.requests.intercept(func(r request) int { return map[string]int{http.MethodDelete: http.StatusInternalServerError}[r.verb] })
 		_, err := f.create("v", f.on("a"))
 		f.fails(err, codes.Aborted, "v", f.value("a"))
@@ -302,6 +303,34 @@ var createScenarios = []scenario{
 		f.watches.Unlock()
 		if again := f.created("v", f.on("a")); again.VolumeId == v.VolumeId {
 			t.Error("the ID of the deleted volume was returned")
+		}
+	}},
+	{"031_response_behind_the_cache", func(t *testing.T) {
+		f := start(t)
+		resources, err := f.service.Resources(f.admin)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.created("v", f.on("a"))
+		f.watches.Lock()
+		f.deleteLV("v")
+		f.untilDeleted("v")
+		var once sync.Once
+		var other *topolvm.LogicalVolume
+		f.requests.intercept(func(r request) (answer int) {
+			if r.verb == http.MethodGet {
+				once.Do(func() { // another client creates it after the API server has read nothing
+					other = f.existing("v", "a", func(*topolvm.LogicalVolume) {})
+					f.watches.Unlock()
+					f.until("the cache has it", func() bool { all := resources.List(); return len(all) == 1 && all[0].UID == other.UID })
+					answer = http.StatusNotFound
+				})
+			}
+			return answer
+		})
+		v, err := f.createWithin(20*time.Second, "v", f.on("a"))
+		if err != nil || v.VolumeId != string(other.UID) {
+			t.Errorf("got %v %v", v, err)
 		}
 	}},
 	{"032_deleted_during_the_call", func(t *testing.T) {

@@ -562,17 +562,18 @@ var expandScenarios = []scenario{
 	{"057_earlier_failure", func(t *testing.T) {
 		f := start(t)
 		v := f.created("v", f.on("a"))
-		f.nodes["a"].Fail(int32(codes.Internal))
+		f.nodes["a"].Fail(slices.Repeat([]int64{int64(codes.Internal)}, 100)...)
 		_, err := f.expand(v.VolumeId, 2*gi, nil)
 		f.fails(err, codes.Internal, "v", f.value("a"))
-		if code := f.lv("v").Status.Code; code != int32(codes.Internal) {
+		f.nodes["a"].Recover()
+		if code := f.lv("v").Status.Code; code != int64(codes.Internal) {
 			t.Fatalf("code %d", code)
 		}
 		if response, err := f.expand(v.VolumeId, 2*gi, nil); err != nil || response.CapacityBytes != 2*gi {
 			t.Errorf("%v %v", response, err)
 		}
 		for range 2 { // the second time, the status does not change
-			f.nodes["a"].Fail(slices.Repeat([]int32{int32(codes.Internal)}, 100)...)
+			f.nodes["a"].Fail(slices.Repeat([]int64{int64(codes.Internal)}, 100)...)
 			began := time.Now()
 			_, err = f.expand(v.VolumeId, 3*gi, nil)
 			f.fails(err, codes.Internal)
@@ -584,7 +585,7 @@ var expandScenarios = []scenario{
 	{"058_refused", func(t *testing.T) {
 		f := start(t)
 		v := f.created("v", f.on("a"))
-		f.nodes["a"].Fail(slices.Repeat([]int32{int32(codes.ResourceExhausted)}, 100)...)
+		f.nodes["a"].Fail(slices.Repeat([]int64{int64(codes.ResourceExhausted)}, 100)...)
 		f.requests.take()
 		_, err := f.expand(v.VolumeId, 2*gi, nil)
 		f.fails(err, codes.ResourceExhausted, "as told")
@@ -593,7 +594,7 @@ var expandScenarios = []scenario{
 			t.Errorf("spec.size %v", lv.Spec.Size)
 		}
 		// If the second patch fails, the next call withdraws the request.
-		f.nodes["a"].Fail(slices.Repeat([]int32{int32(codes.ResourceExhausted)}, 100)...)
+		f.nodes["a"].Fail(slices.Repeat([]int64{int64(codes.ResourceExhausted)}, 100)...)
 		patches := 0
 		f.requests.intercept(func(r request) int {
 			if r.verb == http.MethodPatch {

@@ -225,13 +225,16 @@ func (n *Node) Stop() {
 func (n *Node) Delay(d time.Duration) { n.change(func() { n.delay = d }) }
 
 // Fail makes the next creations or expansions fail with these codes of gRPC, one each.
-func (n *Node) Fail(codes ...int32) {
+func (n *Node) Fail(codes ...int64) {
 	n.change(func() {
 		for _, code := range codes {
 			n.failures = append(n.failures, topolvm.Status{Code: code, Message: "as told"})
 		}
 	})
 }
+
+// Recover forgets the failures of [Node.Fail] that have not happened.
+func (n *Node) Recover() { n.change(func() { n.failures = nil }) }
 
 // DropStatus drops the next status update after a creation, as if the process had exited before it.
 func (n *Node) DropStatus() { n.change(func() { n.drop++ }) }
