@@ -71,7 +71,8 @@ func registerUnreferenced(reg prometheus.Registerer, n names, c *caches, informe
 			named := slices.ContainsFunc(candidates, func(pv *corev1.PersistentVolume) bool {
 				return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == string(n) && pv.Spec.CSI.VolumeHandle == string(lv.UID)
 			})
-			if !named && !lv.isSnapshot() && now().Sub(lv.CreationTimestamp.Time) > time.Minute && !pending[lv.Annotations[annotationClaim]] &&
+			if !named && !lv.isSnapshot() && now().Sub(lv.CreationTimestamp.Time) > time.Minute &&
+				!pending[lv.Annotations[annotationClaim]] &&
 				!pending[claimUID(lv.Name)] {
 				count++
 			}

@@ -39,7 +39,7 @@ var wrongValues = map[string][]string{
 	"groupsnapshot-name-uuid-length": {"99"},
 	"minimum-allocation-block":       {"x"}, "minimum-allocation-ext4": {"x"}, "minimum-allocation-xfs": {"x"},
 	"minimum-allocation-btrfs": {"x"},
-	"zap-encoder": {"xml"}, "zap-log-level": {"loud"},
+	"zap-encoder":              {"xml"}, "zap-log-level": {"loud"},
 	"profile": {"some"}, "topology-node-key": {"a b"}, "node-finalizer": {"x"}, "node-finalizer-mode": {"some"},
 	"node-finalizer-timeout": {"-1s"}, "node-delete-grace": {"-1s"}, "node-cleanup": {"some"}, "node-cleanup-paths": {"some"},
 	"node-cleanup-scope": {"some"}, "node-cleanup-unbound": {"some"}, "node-cleanup-retain": {"some"}, "node-missing-grace": {"1s"},

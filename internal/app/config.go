@@ -83,7 +83,7 @@ func (c Config) Validate() error {
 		errs = append(errs, errors.New("--driver-health-endpoint: requires a connection to the driver. Set --csi-address"))
 	}
 	errs = append(errs, c.validateService(), c.DriverConfig().Validate(), c.serverConfig().Validate(), c.tracingConfig("").Validate(),
-		c.validateAudit(), 		validateLogging(c.Common.Logging))
+		c.validateAudit(), validateLogging(c.Common.Logging))
 	if c.Common.LeaderElection {
 		errs = append(errs, c.leaseConfig().Validate())
 	}

@@ -37,7 +37,7 @@ func openSocket(ctx context.Context, path string) (*socket, error) {
 	if err := checkSocket(ctx, path); err != nil {
 		return nil, err
 	}
-	// The socket gets its name after its mode, so that nobody connects to it with another one.
+	// The socket gets its name after its mode, so that no process connects to it with another one.
 	hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d", filepath.Base(path), os.Getpid()))
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
 	if err != nil {

@@ -111,7 +111,7 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// get returns the status and the body of an endpoint; 0 if nobody listens.
+// get returns the status and the body of an endpoint; 0 if no process listens.
 func (p *pod) get(address, path string) (int, string) {
 	r, err := http.Get("http://" + address + path)
 	if err != nil {

@@ -126,7 +126,7 @@ var allowed = map[string][]string{
 		"nodecontroller/pvcfinalizer", "nodecontroller/servingcert",
 		"provisioner", "resizer", "internal/keylock", "internal/kube", "internal/settings", "internal/tools/audit", "internal/tools/doctor",
 		"internal/tools/statusz",
-		"internal/tracing", "internal/workloop", "snapshotter",
+		"internal/tracing", "internal/workloop", "snapshotter", "topolvm",
 	},
 	"cmd/storage-controller": {
 		"csiclient", "election", "nodecontroller", "nodecontroller/nodecleanup", "provisioner", "internal/app", "internal/kube",
@@ -167,7 +167,7 @@ var confined = map[string][]string{
 	"github.com/rogpeppe/":    {"internal/tools/migrate"},
 	"google.golang.org/grpc": {
 		"internal/tools/audit", "csiclient", "csiclient/csitest", "internal/looptest", "provisioner", "attacher",
-		"capacity", "resizer", "snapshotter", "test/hostdriver", "test/simulation", "topolvm",
+		"capacity", "resizer", "snapshotter", "test/hostdriver", "test/simulation", "topolvm", "internal/app",
 	},
 	"k8s.io/client-go": {
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
