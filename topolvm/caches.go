@@ -189,8 +189,8 @@ type lookup struct {
 	// list returns the names of all LogicalVolumes by UID, from a live read.
 	list func(context.Context) (map[types.UID]string, error)
 
-	listing sync.Mutex // held during a list
 	mu      sync.Mutex
+	running bool          // run is
 	next    *lookupResult // of the list that has not begun; nil: no call waits for one
 }
 
@@ -204,12 +204,14 @@ type lookupResult struct {
 // name returns the name of the LogicalVolume with this UID, or "" if there was none after the begin of the call.
 func (l *lookup) name(ctx context.Context, id string) (string, error) {
 	l.mu.Lock()
+	if l.next == nil {
+		l.next = &lookupResult{done: make(chan struct{})}
+	}
 	result := l.next
-	if result == nil {
-		result = &lookupResult{done: make(chan struct{})}
-		l.next = result
-		// The list is for other calls, too, which may wait longer than this one.
-		go l.run(context.WithoutCancel(ctx), result)
+	if !l.running {
+		l.running = true
+		// The lists are for other calls, too, which may wait longer than this one.
+		go l.run(context.WithoutCancel(ctx))
 	}
 	l.mu.Unlock()
 	select {
@@ -220,13 +222,17 @@ func (l *lookup) name(ctx context.Context, id string) (string, error) {
 	}
 }
 
-// run lists for result. A call that comes after the begin needs a later list.
-func (l *lookup) run(ctx context.Context, result *lookupResult) {
-	l.listing.Lock()
-	defer l.listing.Unlock()
-	l.mu.Lock()
-	l.next = nil
-	l.mu.Unlock()
-	result.names, result.err = l.list(ctx)
-	close(result.done)
+// run lists until no call waits. A call that comes after the begin of a list needs a later one.
+func (l *lookup) run(ctx context.Context) {
+	for {
+		l.mu.Lock()
+		result := l.next
+		l.next, l.running = nil, result != nil
+		l.mu.Unlock()
+		if result == nil {
+			return
+		}
+		result.names, result.err = l.list(ctx)
+		close(result.done)
+	}
 }

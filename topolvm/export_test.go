@@ -14,10 +14,3 @@ func Idle(s *Service) bool {
 	defer s.running.mu.Unlock()
 	return len(s.running.calls) == 0
 }
-
-// Looking reports whether calls wait for a list that has not begun.
-func Looking(s *Service) bool {
-	s.lookup.mu.Lock()
-	defer s.lookup.mu.Unlock()
-	return s.lookup.next != nil
-}

@@ -398,33 +398,6 @@ var deleteScenarios = []scenario{
 			return f.delete(v.VolumeId) == nil && len(f.requests.take()) == 0
 		})
 	}},
-	{"041_unknown_ids", func(t *testing.T) {
-		f := start(t)
-		f.requests.intercept(func(r request) int { return 0 })
-		var calls sync.WaitGroup
-		begin := make(chan struct{})
-		for i := range 200 {
-			calls.Go(func() {
-				<-begin
-				if _, err := f.service.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: fmt.Sprint("none-", i)}); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		// The first list ends after all calls have begun.
-		var waiting atomic.Int32
-		f.requests.intercept(func(request) int {
-			if waiting.Add(1) == 1 {
-				f.until("all calls wait", func() bool { return topolvm.Looking(f.service) })
-			}
-			return 0
-		})
-		close(begin)
-		calls.Wait()
-		if got := f.requests.of(); len(got) > 2 || got[0] != listLVs {
-			t.Errorf("requests %q", got)
-		}
-	}},
 	{"042_behind_the_watch", func(t *testing.T) {
 		f := start(t)
 		other := *f
