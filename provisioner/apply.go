@@ -184,7 +184,7 @@ func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
 	newest, exists := l.claims.Get(kube.Key(s.claim))
 	exists = exists && newest.UID == s.claim.UID
 	switch {
-	case l.outdated(s.claim, err), err == nil && (!exists || patch.AppliedTo(newest)):
+	case l.claims.Outdated(s.claim, err), err == nil && (!exists || patch.AppliedTo(newest)):
 		return change{}, nil
 	case err == nil:
 		err = kube.ErrNotStored
@@ -200,12 +200,6 @@ func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
 	return change{Event: intent.Refuse}, nil
 }
 
-// outdated reports whether a write has failed because claim is outdated. The newest version is known then.
-func (l *claimLoop) outdated(claim *corev1.PersistentVolumeClaim, err error) bool {
-	newest, ok := l.claims.Get(kube.Key(claim))
-	return kube.IsPatchTestFailed(err) && (!ok || newest.UID != claim.UID || newest.ResourceVersion != claim.ResourceVersion)
-}
-
 // isDeleted reads a claim and reports whether it is deleted, or being deleted.
 func (l *claimLoop) isDeleted(ctx context.Context, claim *corev1.PersistentVolumeClaim) bool {
 	live, exists, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim)
@@ -215,7 +209,7 @@ func (l *claimLoop) isDeleted(ctx context.Context, claim *corev1.PersistentVolum
 func (l *claimLoop) unprotect(ctx context.Context, s claimState) (change, error) {
 	err := l.patchClaim(ctx, l.c.deps.Client, s.claim, unprotection(s.claim))
 	switch {
-	case err != nil && l.outdated(s.claim, err):
+	case l.claims.Outdated(s.claim, err):
 		return change{}, nil
 	case err != nil:
 		err = fmt.Errorf("removing finalizer %s from claim %s: %w", kube.ProvisioningFinalizer, kube.Key(s.claim), err)
