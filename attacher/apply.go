@@ -45,13 +45,10 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 		return nil
 	case doAddFinalizer:
 		err := t.changeAttachment(ctx, va, step.change)
-		if newest, ok := t.newest(va); kube.IsPatchTestFailed(err) && (!ok || newest.ResourceVersion != va.ResourceVersion) {
-			return nil // va is outdated: decide again
+		if err == nil || t.attachments.Outdated(va, err) {
+			return nil // decide again
 		}
-		if err != nil {
-			return t.recordError(ctx, va, fmt.Errorf("could not save VolumeAttachment: %w", err))
-		}
-		return nil
+		return t.recordError(ctx, va, fmt.Errorf("could not save VolumeAttachment: %w", err))
 	case doPublish:
 		*read = liveReads{} // the attachment may be deleted during the call, and its Secret changed
 		return t.publish(ctx, s, step)

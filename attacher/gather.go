@@ -4,8 +4,6 @@
 package attacher
 
 import (
-	"slices"
-
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -85,11 +83,6 @@ func (t *term) gather(key attachmentKey, read liveReads) attachmentState {
 	return s
 }
 
-// calledForOther reports whether a call of this term, for another volume than src, may have taken effect.
-func (s attachmentState) calledForOther(src source) bool {
-	return s.call.State.MayHaveEffect() && s.call.Args != src.args(s.attachment)
-}
-
 // detachingFirst returns an attachment of pv that has to be detached before va is attached, or nil. A volume for a single node
 // "can only be published [...] on a single node, at any given time" (CSI spec, "VolumeCapability").
 func (t *term) detachingFirst(va *storagev1.VolumeAttachment, pv *corev1.PersistentVolume) *storagev1.VolumeAttachment {
@@ -103,9 +96,4 @@ func (t *term) detachingFirst(va *storagev1.VolumeAttachment, pv *corev1.Persist
 		}
 	}
 	return nil
-}
-
-// mayBePublished reports whether the volume of va was or is being published, and not unpublished yet.
-func (d driver) mayBePublished(va *storagev1.VolumeAttachment) bool {
-	return va.Spec.Attacher == d.name && slices.Contains(va.Finalizers, d.finalizer)
 }

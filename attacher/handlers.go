@@ -65,6 +65,7 @@ func (t *term) attachmentUpdated(old, va *storagev1.VolumeAttachment) {
 }
 
 func (t *term) attachmentDeleted(va *storagev1.VolumeAttachment) {
+	// Also of a planned call: it may be sent before the next sync.
 	if t.calls.Get(va.UID).State.InProgress() {
 		t.vaQueue.Add(keyOf(va))
 	} else {

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -72,24 +71,6 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step, read
 		return t.recordError(ctx, rest, fmt.Errorf("could not mark as detached: %w", err))
 	}
 	return nil
-}
-
-// publishesAgain reports whether the VolumeAttachment of s publishes the volume of step to the same node, now or later. Its
-// detach then unpublishes the volume. The error says that this is not known yet.
-func (d driver) publishesAgain(s attachmentState, step step) (bool, error) {
-	va := s.attachment
-	switch {
-	case va == nil || va.Spec.Attacher != d.name:
-		return false, nil
-	case !slices.Contains(va.Finalizers, d.finalizer): // it was not published yet
-		if va.DeletionTimestamp == nil {
-			return false, fmt.Errorf("VolumeAttachment %q was created again, and has no finalizer yet", va.Name)
-		}
-		return false, nil
-	}
-	src, err := d.detachSource(s)
-	nodeIDs, nodeErr := d.detachNodeIDs(s)
-	return err == nil && nodeErr == nil && src.handle == step.source.handle && slices.Contains(nodeIDs, step.nodeID), nil
 }
 
 // unpublish calls ControllerUnpublishVolume.

@@ -10,7 +10,6 @@ import (
 	"maps"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
@@ -21,9 +20,8 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// apply returns the change of the call that follows from a step, and adds to r what the step has
-// read. With an error the claim is retried after its back-off; the event was sent then,
-// if the error concerns the user.
+// apply returns the change of the call that follows from a step, and adds to r what the step has read. With an error the claim is retried
+// after its back-off; the event was sent then, if the error concerns the user.
 func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step step, r *reads) (change, error) {
 	none := change{}
 	switch step.action {
@@ -54,7 +52,7 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 	case doAbandon:
 		return noVolume(nil), nil
 	case doRefetchClaim:
-		return l.refetchClaim(ctx, key, s.claim)
+		return l.refetchClaim(ctx, key, s.claim, true)
 	case doReadSecrets:
 		return l.readSecrets(ctx, s.call, r)
 	case doProtect:
@@ -66,7 +64,7 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 	case doCreatePV:
 		return l.createPV(ctx, l.c.deps.Client, key, s.call.Payload)
 	case doRepeat:
-		return l.repeat(ctx, key, s.call.Payload)
+		return l.refetchClaim(ctx, key, s.call.Payload.claim, false)
 	case doFindOwner:
 		r.ownerRead = election.Now()
 		owner, err := l.ownerOfRejected(ctx, key, s.call.Payload, s.complete)
@@ -136,9 +134,8 @@ func (l *claimLoop) protectSource(ctx context.Context, s claimState, step step, 
 	return l.takeUp(step), nil
 }
 
-// readSecrets reads the secret of a request, whose values are kept no longer than the
-// operation. Before CreateVolume is repeated the secret is read again, because a wrong one
-// may be why the driver does not answer. If that fails, the last values are used.
+// readSecrets reads the secret of a request, whose values are kept no longer than the operation. Before CreateVolume is repeated the
+// secret is read again, because a wrong one may be why the driver does not answer. If that fails, the last values are used.
 func (l *claimLoop) readSecrets(ctx context.Context, c call, r *reads) (change, error) {
 	o := c.Payload
 	values, err := kube.ReadSecret(ctx, l.c.deps.Client, o.plan.Secrets.Provisioner)
@@ -164,82 +161,6 @@ func (l *claimLoop) readSecrets(ctx context.Context, c call, r *reads) (change, 
 	// The request is prepared again once the secret or the class is fixed.
 	l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
 	return noVolume(nil), err
-}
-
-// protect records the request on the claim. An operation whose outcome is unknown continues
-// if that fails: the result of the call ends it, too. That of an earlier process waits, because late writes of that process
-// could remove its record during the call, unless the API server refuses the new one or a webhook changes it.
-func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
-	o := s.call.Payload
-	patch, err := o.protection(l.c.driver.name, s.call.Args, s.claim)
-	wait := s.call.State == intent.Planned
-	if err == nil {
-		client := l.c.deps.Client
-		if s.call.State.MayHaveEffect() {
-			client = l.c.deps.UnthrottledClient
-		}
-		err = l.patchClaim(ctx, client, s.claim, patch)
-		wait = wait || o.resumed != nil && err != nil && !kube.IsRefused(err) && !apierrors.IsInvalid(err)
-	}
-	newest, exists := l.claims.Get(kube.Key(s.claim))
-	exists = exists && newest.UID == s.claim.UID
-	switch {
-	case l.outdated(s.claim, err), err == nil && (!exists || patch.AppliedTo(newest)):
-		return change{}, nil
-	case err == nil:
-		err = kube.ErrNotStored
-	}
-	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
-	if !apierrors.IsInvalid(err) || !l.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
-		l.c.claimFailed(s.claim, failedEvent(o.plan.ClassName, err))
-	}
-	if wait {
-		return change{}, err
-	}
-	klog.FromContext(ctx).Error(err, "Adding the finalizer to the PVC failed", "stage", stageOf(s.call))
-	return change{Event: intent.Refuse}, nil
-}
-
-// outdated reports whether a write has failed because claim is outdated. The newest version is known then.
-func (l *claimLoop) outdated(claim *corev1.PersistentVolumeClaim, err error) bool {
-	newest, ok := l.claims.Get(kube.Key(claim))
-	return kube.IsPatchTestFailed(err) && (!ok || newest.UID != claim.UID || newest.ResourceVersion != claim.ResourceVersion)
-}
-
-// isDeleted reads a claim and reports whether it is deleted, or being deleted.
-func (l *claimLoop) isDeleted(ctx context.Context, claim *corev1.PersistentVolumeClaim) bool {
-	live, exists, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim)
-	return err == nil && (!exists || live.DeletionTimestamp != nil)
-}
-
-func (l *claimLoop) unprotect(ctx context.Context, s claimState) (change, error) {
-	err := l.patchClaim(ctx, l.c.deps.Client, s.claim, unprotection(s.claim))
-	switch {
-	case err != nil && l.outdated(s.claim, err):
-		return change{}, nil
-	case err != nil:
-		err = fmt.Errorf("removing finalizer %s from claim %s: %w", kube.ProvisioningFinalizer, kube.Key(s.claim), err)
-		if kube.IsRefused(err) {
-			l.c.event(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), err))
-		}
-		return change{}, err
-	case s.call.Payload.saved:
-		return change{}, nil
-	}
-	return change{Event: intent.Reset}, nil
-}
-
-// refetchClaim reads a claim whose PersistentVolume was saved and deleted since. The cache
-// may not show yet that the claim was bound, or deleted.
-func (l *claimLoop) refetchClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim) (change, error) {
-	live, exists, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim)
-	switch {
-	case err != nil:
-		return change{}, fmt.Errorf("reading claim %s, whose PersistentVolume was deleted: %w", key, err)
-	case !exists:
-		return change{}, nil
-	}
-	return claimRefetched(live.Spec.VolumeName != ""), nil
 }
 
 // reschedule has the scheduler select another node. cause is nil if its event was sent.

@@ -19,7 +19,6 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
-	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/topology"
 	"github.com/storage-controller/storage-controller/internal/tracing"
@@ -243,17 +242,6 @@ func onlyOwnChanges(old, claim *corev1.PersistentVolumeClaim) bool {
 		old.Spec.VolumeName == claim.Spec.VolumeName && selectedNode(old) == selectedNode(claim)
 }
 
-// mustResume reports whether an earlier leader has protected the claim, perhaps after this one had finished with it.
-func (l *claimLoop) mustResume(key claimKey) bool {
-	newest, ok := l.claims.Get(key.Namespace + "/" + key.Name)
-	ofThisNode := func() bool { return !l.c.cfg.NodeDeployment || nodeOf(newest) == l.c.cfg.NodeName }
-	if !ok || newest.UID != key.UID {
-		return false
-	}
-	c := l.ops.Get(key)
-	return !c.State.InProgress() && l.c.driver.recordOn(newest, false, c) == intent.Other && ofThisNode()
-}
-
 func (l *claimLoop) claimDeleted(claim *corev1.PersistentVolumeClaim) {
 	l.sources.enqueueSourceOf(claim)
 	if l.forget(keyOf(claim)) {
@@ -297,19 +285,6 @@ func (l *claimLoop) nodeChanged(node string, changed bool) {
 		l.claimChanged(claim)
 	}
 	for _, key := range l.ops.takeTopologyWaiters() {
-		l.queue.Add(key)
-	}
-}
-
-// volumeDeleted wakes the claim of a PersistentVolume that was deleted before the claim was bound to it.
-func (l *claimLoop) volumeDeleted(pv *corev1.PersistentVolume) {
-	ref := pv.Spec.ClaimRef
-	if ref == nil {
-		return
-	}
-	claim, ok := l.claims.Get(ref.Namespace + "/" + ref.Name)
-	exists := ok && claim.UID == ref.UID && claim.Spec.VolumeName == "" && kube.ClaimHandledBy(l.c.driver.name, claim)
-	if key := (claimKey{ref.Namespace, ref.Name, ref.UID}); l.ops.pvDeleted(key, exists) {
 		l.queue.Add(key)
 	}
 }

@@ -60,19 +60,6 @@ func (l *claimLoop) createPV(ctx context.Context, client kubernetes.Interface, k
 	return pvSaved(), nil
 }
 
-// repeat follows the deletion of a PersistentVolume whose creation got no response. Its volume may be deleted, too: CreateVolume
-// is repeated, unless the claim is deleted or bound.
-func (l *claimLoop) repeat(ctx context.Context, key claimKey, o operation) (change, error) {
-	live, exists, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), o.claim)
-	switch {
-	case err != nil:
-		return change{}, fmt.Errorf("reading claim %s, whose PersistentVolume was deleted: %w", key, err)
-	case !exists || live.DeletionTimestamp != nil || live.Spec.VolumeName != "": // as if the response had arrived
-		return noVolume(nil), nil
-	}
-	return outcomeUnknown(), nil
-}
-
 // keep ends an operation whose volume belongs to another object.
 func (c *Controller) keep(o operation, reason error) (change, error) {
 	c.notProvisioned(o)

@@ -4,7 +4,6 @@
 package provisioner
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -82,11 +81,7 @@ func (d driver) decide(s claimState) step {
 	case s.claim == nil && !inProgress:
 		return step{action: doForget, reason: "ClaimDeleted"}
 	case !inProgress && isProtected(s.claim) && d.recordedFor(s) != d.name:
-		if s.call.Payload.saved {
-			return d.decidePending(s)
-		}
-		return step{action: doFail, reason: "RecordOfAnotherDriver", err: cannotRetry(d.volumeName(s.claim.UID),
-			fmt.Errorf("the request was sent to driver %q", d.recordedFor(s)), "Run that driver")}
+		return d.decideOtherDriver(s)
 	case d.isReplaced(s):
 		// As csi-provisioner does. If the new class permits no request, the first one is repeated.
 		if st := d.decideRequest(s, "ClassRecreated"); st.action == doPrepareAgain || st.action == doReadReferences {
@@ -122,22 +117,6 @@ func (d driver) decide(s claimState) step {
 	return d.decidePending(s)
 }
 
-// policy returns when CreateVolume is recorded on the claim.
-func (d driver) policy(s claimState) intent.Policy {
-	// With the old ID, a late write of the earlier process could remove its record.
-	p := intent.Policy{AtOnce: true, Renew: s.call.Payload.resumed != nil}
-	// The instances on other nodes must not release the source of a deleted claim.
-	sharesSource := d.NodeDeployment && s.call.Payload.source != nil
-	switch {
-	case d.ProvisioningProtection == ProtectionOff:
-	case d.ProvisioningProtection == ProtectionAlways || sharesSource:
-		p.Record = intent.BeforeCall
-	default:
-		p.Record = intent.OnUnknown
-	}
-	return p
-}
-
 // facts returns the facts about the CreateVolume of the claim. A record is confirmed before it is resumed, and a claim without one
 // before its request is taken up.
 func (d driver) facts(s claimState) intent.Facts {
@@ -151,7 +130,7 @@ func (d driver) facts(s claimState) intent.Facts {
 	if s.call.State.InProgress() {
 		f.Ready = d.preparation(s).action == doNothing
 	} else {
-		f.Stale = s.stale && (!d.NodeDeployment || nodeOf(s.claim) == d.NodeName)
+		f.Stale = s.stale && d.isForThisNode(s.claim)
 	}
 	return f
 }
@@ -161,9 +140,6 @@ func (d driver) facts(s claimState) intent.Facts {
 func (d driver) hasVolume(s claimState) bool {
 	return s.claim != nil && (s.claim.Spec.VolumeName == d.volumeName(s.claim.UID) || isVolumeOf(s.claim, s.volume))
 }
-
-// recordedFor returns the driver of the record on the claim: that of this process if the record cannot be read.
-func (d driver) recordedFor(s claimState) string { return cmp.Or(kube.RecordedDriver(s.claim), d.name) }
 
 // decidePending returns the step for a claim that has no record, and no call in progress.
 func (d driver) decidePending(s claimState) step {

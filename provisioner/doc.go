@@ -1,9 +1,8 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package provisioner provisions and deletes volumes: it turns PersistentVolumeClaims
-// into CreateVolume calls and PersistentVolumes, and released PersistentVolumes into
-// DeleteVolume calls (CSI spec, "CreateVolume").
+// Package provisioner provisions and deletes volumes: it turns PersistentVolumeClaims into CreateVolume calls and PersistentVolumes, and
+// released PersistentVolumes into DeleteVolume calls (CSI spec, "CreateVolume").
 //
 // It owns, on objects:
 //
@@ -22,10 +21,13 @@
 //
 // # Claims
 //
-// CreateVolume follows the rules of package intent. Its record is the finalizer and the annotation, which has an ID, a hash of the
-// request and its topology. Until the record has been written again, the record of an earlier process has another ID. Logs and
-// /statusz name the states pending (Idle, Settled), requested (Planned, Sent), indeterminate (Unknown), created (Answered), rejected
-// (Undoing) and pvCreated (Settled, and the PersistentVolume is saved).
+// CreateVolume follows the rules of package intent. record.go has its record on the claim, ledger.go the calls of the term, resume.go what
+// follows from the record of an earlier process, and pv_deleted.go what follows from the deletion of a PersistentVolume. The record is
+// the finalizer and the annotation, which has an ID, a hash of the request and its topology. Until it has been written again, the record
+// of an earlier process has another ID.
+//
+// Logs and /statusz name the states pending (Idle, Settled), requested (Planned, Sent), indeterminate (Unknown), created (Answered),
+// rejected (Undoing) and pvCreated (Settled, and the PersistentVolume is saved).
 //
 // Only the values of the secret of an indeterminate request are read again. With
 // --provisioning-protection=off it is prepared again if the StorageClass was recreated.
@@ -34,8 +36,7 @@
 //
 // # PersistentVolumes
 //
-// A released PersistentVolume takes three steps: DeleteVolume, removal of the
-// finalizers, deletion of the object.
+// A released PersistentVolume takes three steps: DeleteVolume, removal of the finalizers, deletion of the object.
 //
 // # Loops
 //

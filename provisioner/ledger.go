@@ -161,15 +161,6 @@ func pvSaved() change {
 	}}
 }
 
-// claimRefetched follows the deletion of a saved PersistentVolume.
-func claimRefetched(bound bool) change {
-	c := change{Set: func(o *operation) { o.csiSource, o.pvDeleted, o.saved = nil, false, o.saved && bound }}
-	if !bound {
-		c.Event = intent.Reset
-	}
-	return c
-}
-
 func noTopology(anywhere bool) change {
 	return change{Set: func(o *operation) {
 		if o.began.IsZero() {
@@ -267,21 +258,6 @@ func (o *operations) announce(key claimKey) (first bool) {
 // allowRetry ends the delay of a request that is infeasible, or that the driver will call so.
 func (o *operations) allowRetry(key claimKey) {
 	o.Update(key, func(s intent.State, op *operation) { op.infeasible, op.outdated = nil, s.InProgress() })
-}
-
-// pvDeleted records that the PersistentVolume of a claim was deleted, and reports whether the claim must be read again.
-// exists reports whether the cache has the claim without a volume: an earlier leader may have created the PersistentVolume.
-func (o *operations) pvDeleted(key claimKey, exists bool) (read bool) {
-	known := o.Update(key, func(s intent.State, op *operation) {
-		// Of an answered call, the response to its creation has not arrived yet.
-		read = s == intent.Answered || !s.InProgress()
-		op.pvDeleted = read
-	})
-	if !known && exists {
-		_, _, _ = o.Apply(key, change{Set: func(op *operation) { op.pvDeleted = true }}) // no event: never illegal
-		return true
-	}
-	return read
 }
 
 // takeTopologyWaiters returns the claims for which no topology was found, once each.

@@ -149,8 +149,7 @@ func (a *attempt) read(ctx context.Context, step step) (err error) {
 	return nil
 }
 
-// failed counts a failure, sends its event and returns err. A call that the end of the term has canceled
-// is no failure.
+// failed counts a failure, sends its event and returns err. A call that the end of the term has canceled is no failure.
 func (a *attempt) failed(ctx context.Context, s claimState, step step, kind outcome, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -160,73 +159,6 @@ func (a *attempt) failed(ctx context.Context, s claimState, step step, kind outc
 		a.t.event(s.claim, a.t.c.driver.failedEvent(a.key.Operation, step.target, s.volume.Name, kind, err))
 	}
 	return err
-}
-
-// intend records what the driver will be called for. If the other operation of the claim begins as well,
-// one write records both, so that both calls are made at the same time: some drivers combine them.
-func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
-	other, otherStep := a.companion(ctx)
-	change := step.claim
-	if otherStep != nil {
-		change = func(c *corev1.PersistentVolumeClaim) { step.claim(c); otherStep.claim(c) }
-	}
-	err := a.patchClaim(ctx, s, change)
-	if otherStep != nil && isRefusal(err) { // an admission policy may refuse the other intent only
-		otherStep = nil
-		err = a.patchClaim(ctx, s, step.claim)
-	}
-	if err != nil {
-		return a.claimNotWritten(ctx, s, step, err)
-	}
-	a.intended(s, step)
-	if otherStep != nil {
-		other.reads.live = a.reads.live
-		other.intended(s, *otherStep)
-	}
-	return nil
-}
-
-// companion returns the step with which the other operation of the claim begins, or nil. Errors are left
-// to the sync of that operation.
-func (a *attempt) companion(ctx context.Context) (*attempt, *step) {
-	k := a.key
-	k.Operation = k.Operation.other()
-	other := &attempt{t: a.t, key: k, reads: reads{live: a.reads.live}}
-	for range maxSteps {
-		s := a.t.gather(k, other.reads)
-		switch step := a.t.c.driver.decide(k.Operation, s); step.action {
-		case doIntend:
-			return other, &step
-		case doReadSecret, doReadClass:
-			if other.read(ctx, step) != nil {
-				return other, nil
-			}
-		default:
-			return other, nil
-		}
-	}
-	return other, nil
-}
-
-// intended remembers an intent that was written.
-func (a *attempt) intended(s claimState, step step) {
-	if a.key.Operation == modify || a.t.c.driver.expansion == expandsController {
-		a.begin(intent.Plan, step.target)
-	}
-	a.remember(0, func(m *operationMemory) {
-		m.missingClass = ""
-		if m.began.IsZero() {
-			m.began = s.now
-		}
-		if a.key.Operation == expand && a.reads.live != nil {
-			_, stored := allocatedSize(a.reads.live)
-			m.legacy = !stored
-		}
-		if step.resets {
-			m.nodeReset = nodeReset{bytesOf(requestedSize(s.claim)), s.now}
-		}
-	})
-	a.t.event(s.claim, step.events...)
 }
 
 // saveVolume writes step to the PersistentVolume.

@@ -5,11 +5,8 @@ package resizer
 
 import (
 	"context"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
@@ -109,35 +106,4 @@ func (a *attempt) begin(event intent.Event, t target) {
 	}
 	a.remember(intent.Settle, nil)
 	_, _, _ = a.t.memories.Apply(a.key, change{Event: event, Args: t.key, Set: func(m *operationMemory) { m.target = t }})
-}
-
-// answered remembers a response for the API. An indeterminate response of an expansion changes nothing
-// there.
-func (a *attempt) answered(ctx context.Context, s claimState, step step, result answer) error {
-	result.target, result.at = step.target.key, time.Now()
-	result.volume = volumeRef{s.volume.Name, s.volume.UID}
-	if result.err != nil {
-		_ = a.failed(ctx, s, step, result.kind, result.err)
-	}
-	event := intent.Answer
-	switch {
-	case result.kind == indeterminate:
-		event = intent.Lose
-	case result.err != nil:
-		event = intent.Settle
-	}
-	ended := result.kind == indeterminate && (a.key.Operation == expand || ctx.Err() != nil)
-	a.remember(event, func(m *operationMemory) {
-		m.inUseError, m.waiting = status.Code(result.err) == codes.FailedPrecondition, false
-		switch {
-		case event == intent.Answer:
-			m.answer = &result
-		case !ended:
-			m.failed = &result
-		}
-	})
-	if ended {
-		return result.err
-	}
-	return nil
 }

@@ -160,8 +160,7 @@ type term struct {
 	restarted *rate.Limiter
 }
 
-// Run reconciles until ctx ends and returns after the last worker has stopped. It may be called again
-// afterwards.
+// Run reconciles until ctx ends and returns after the last worker has stopped. It may be called again afterwards.
 func (c *Controller) Run(ctx context.Context) error {
 	background, cancel := context.WithCancel(ctx)
 	t := &term{

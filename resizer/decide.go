@@ -145,31 +145,6 @@ func (s claimState) inOrder(secret *corev1.SecretReference, recorded bool, recor
 	return step{action: doReadClaim, reason: "Unconfirmed"}
 }
 
-// decideAnswer returns the step that writes the response a: a result to the PersistentVolume first, then to the claim.
-func (d driver) decideAnswer(o operation, s claimState, a answer) step {
-	write, expected := d.expandAnswer(s, a)
-	if o == modify {
-		write, expected = s.modifyAnswer(a)
-	}
-	superseded := step{action: doDiscard, reason: "Superseded"}
-	switch {
-	case a.err == nil && !a.volumeSaved:
-		if s.volume == nil || s.volume.UID != a.volume.uid {
-			return superseded
-		}
-		return step{action: doSaveVolume, reason: write.reason, volume: write.volume}
-	case !expected:
-		return superseded
-	case a.err != nil && a.kind != infeasible && s.call.Payload.recorded.covers(failureOf(a)):
-		return step{action: doDiscard, reason: "SameError"}
-	case s.stub:
-		return step{action: doReadClaim, reason: "Stub"}
-	case a.err != nil:
-		return step{action: doSaveError, reason: a.kind.String(), claim: write.claim}
-	}
-	return step{action: doSaveClaim, reason: write.reason, claim: write.claim, events: write.events}
-}
-
 // owns reports whether pv is the volume of claim and belongs to the driver. The UID in the claimRef
 // keeps a claim from expanding the volume of another one (CVE-2019-11255).
 func (d driver) owns(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) bool {

@@ -223,18 +223,9 @@ func (d driver) decideExpandCall(s claimState, t target) step {
 	if err != nil {
 		return step{action: doFail, reason: "CannotExpand", err: err, target: t}
 	}
-	return s.inOrder(src.expandSecret, s.intends(t), d.intendExpansion(s, t, controllerInProgress), step{
+	return s.inOrder(src.expandSecret, s.intends(expand, t), d.intendExpansion(s, t, controllerInProgress), step{
 		action: doExpand, reason: "Requested", target: t,
 	})
-}
-
-// intends reports whether the claim records that its volume is being expanded to t.
-func (s claimState) intends(t target) bool {
-	if s.call.Payload.legacy {
-		return isTrue(s.claim, corev1.PersistentVolumeClaimResizing)
-	}
-	allocated, ok := allocatedSize(s.claim)
-	return ok && bytesOf(allocated) == t.key && resizeStatus(s.claim) == controllerInProgress
 }
 
 // intendExpansion returns the write that records the expansion to t with status.
@@ -247,10 +238,9 @@ func (d driver) intendExpansion(s claimState, t target, status corev1.ClaimResou
 	return step
 }
 
-// decideExpandOnNode returns the next step of an expansion on the node only. The claim is written first:
-// the kubelet expands to its allocated size, and a larger PersistentVolume alone would exceed the quota.
-// A smaller size after a failure on the node is written to the PersistentVolume first, which must
-// never be larger than the volume.
+// decideExpandOnNode returns the next step of an expansion on the node only. The claim is written first: the kubelet expands to its
+// allocated size, and a larger PersistentVolume alone would exceed the quota. A smaller size after a failure on the node is written to the
+// PersistentVolume first, which must never be larger than the volume.
 func (d driver) decideExpandOnNode(s claimState, t target) step {
 	allocated, ok := allocatedSize(s.claim)
 	volume := volumeSize(s.volume)
@@ -271,58 +261,11 @@ func (d driver) decideExpandOnNode(s claimState, t target) step {
 	return save
 }
 
-// expandAnswer returns what the response a of an expansion changes, and whether the claim still expects it.
-func (d driver) expandAnswer(s claimState, a answer) (write step, expected bool) {
-	write = step{reason: "Expanded", volume: d.expandedVolume(a), events: []event{resizeSuccessful}}
-	write.claim = func(c *corev1.PersistentVolumeClaim) { finishExpansion(c, a, s.now) }
-	if a.err != nil {
-		write.claim = func(c *corev1.PersistentVolumeClaim) { failExpansion(c, a, s.now) }
-	}
-	if a.nodeExpansion {
-		write.events = []event{nodeRequired}
-	}
-	return write, s.claim != nil && (s.call.Payload.legacy || s.intends(target{key: a.target}))
-}
-
-// expandedVolume returns the change of a PersistentVolume after its expansion. Its size never decreases.
-func (d driver) expandedVolume(a answer) func(*corev1.PersistentVolume) {
-	return func(pv *corev1.PersistentVolume) {
-		if size := volumeSize(pv); size.Cmp(a.size) < 0 {
-			setVolumeSize(pv, a.size)
-		}
-		if _, has := pv.Annotations[annPreResize]; a.nodeExpansion && d.annotates && !has {
-			if pv.Annotations == nil {
-				pv.Annotations = map[string]string{}
-			}
-			pv.Annotations[annPreResize] = a.before.String()
-		}
-	}
-}
-
-// awaitsNode reports whether pv records that the node has to complete the expansion of a claim with that capacity. A
-// repeated call may return that the node has nothing to do: the controller had nothing to do.
-func awaitsNode(pv *corev1.PersistentVolume, capacity resource.Quantity) bool {
-	_, has := pv.Annotations[annPreResize]
-	return has && capacity.Cmp(volumeSize(pv)) < 0
-}
-
 func setVolumeSize(pv *corev1.PersistentVolume, size resource.Quantity) {
 	pv.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: size}
 }
 
 func removeRecord(pv *corev1.PersistentVolume) { delete(pv.Annotations, annPreResize) }
-
-// expandedSize returns the size of a volume after a successful expansion to requested.
-func expandedSize(reported int64, requested resource.Quantity) (resource.Quantity, error) {
-	size := resource.NewQuantity(reported, resource.BinarySI)
-	switch {
-	case reported == 0: // unknown, says the CSI spec
-		return requested, nil
-	case size.Cmp(requested) < 0:
-		return *size, fmt.Errorf("driver returned capacity %s, less than requested %s", size, &requested)
-	}
-	return *size, nil
-}
 
 // target is what an operation requests.
 type target struct {

@@ -119,8 +119,7 @@ func (s claimState) isModified() bool {
 	return s.claim.Status.ModifyVolumeStatus == nil && currentClass(s.claim) == s.call.Args
 }
 
-// checkClass returns why the volume cannot be modified to a class, or nil. It returns false if the class
-// was not read yet.
+// checkClass returns why the volume cannot be modified to a class, or nil. It returns false if the class was not read yet.
 func (d driver) checkClass(s claimState, name string) (err error, known bool) {
 	class, read := s.classes[name]
 	switch {
@@ -136,11 +135,6 @@ func (d driver) checkClass(s claimState, name string) (err error, known bool) {
 	return nil, true
 }
 
-// intendsClass reports whether the claim records that its volume is being modified to class.
-func (s claimState) intendsClass(class string) bool {
-	return modificationOf(s.claim) == modification{corev1.PersistentVolumeClaimModifyVolumeInProgress, class}
-}
-
 // decideModifyCall returns the next step of ControllerModifyVolume with a class that exists.
 func (d driver) decideModifyCall(s claimState, t target) step {
 	src, err := d.source(s.volume)
@@ -150,18 +144,7 @@ func (d driver) decideModifyCall(s claimState, t target) step {
 	intend := step{action: doIntend, reason: "Requested", target: t,
 		claim:  func(c *corev1.PersistentVolumeClaim) { startModification(c, t.key, s.now) },
 		events: []event{modifyEvent(s.claim.Name, t.key)}}
-	return s.inOrder(src.modifySecret, s.intendsClass(t.key), intend, step{action: doModify, reason: "Requested", target: t})
-}
-
-// modifyAnswer returns what the response a of a modification changes, and whether the claim still expects it.
-func (s claimState) modifyAnswer(a answer) (write step, expected bool) {
-	write = step{reason: "Modified", events: []event{modifySuccessEvent(s.key.Name, a.target)}}
-	write.volume = func(pv *corev1.PersistentVolume) { pv.Spec.VolumeAttributesClassName = &a.target }
-	write.claim = func(c *corev1.PersistentVolumeClaim) { finishModification(c, a.target) }
-	if a.err != nil {
-		write.claim = func(c *corev1.PersistentVolumeClaim) { failModification(c, a, s.now) }
-	}
-	return write, s.claim != nil && s.intendsClass(a.target)
+	return s.inOrder(src.modifySecret, s.intends(modify, t), intend, step{action: doModify, reason: "Requested", target: t})
 }
 
 // classes holds VolumeAttributesClasses by name; nil means that there is none.

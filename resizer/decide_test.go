@@ -345,9 +345,12 @@ func TestDecideExpandOnNode(t *testing.T) {
 	}
 }
 
+// calledFor is the PersistentVolume of the answers.
+var calledFor = &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv1", UID: "v"}}
+
 func expandAnswer(change func(*answer)) func(*claimState) {
 	return func(s *claimState) {
-		a := &answer{target: bytesOf(resource.MustParse("2Gi")), at: now, volume: volumeRef{"pv1", "v"}, size: resource.MustParse("2Gi"),
+		a := &answer{target: bytesOf(resource.MustParse("2Gi")), at: now, volume: calledFor, size: resource.MustParse("2Gi"),
 			nodeExpansion: true, before: resource.MustParse("1Gi")}
 		if change != nil {
 			change(a)
@@ -441,7 +444,7 @@ func TestDecideModify(t *testing.T) {
 	missing := func(s *claimState) { s.call.Payload.missingClass = requestedClass(s.claim) }
 	answered := func(change func(*answer)) func(*claimState) {
 		return func(s *claimState) {
-			a := &answer{target: "gold", at: now, volume: volumeRef{"pv1", "v"}}
+			a := &answer{target: "gold", at: now, volume: calledFor}
 			if change != nil {
 				change(a)
 			}

@@ -79,11 +79,9 @@ func (t *term) gather(k key, r reads) claimState {
 		s.call = k.Operation.callOf(s.call, s.claim)
 	}
 	if answer := unwritten(s.call); answer != nil {
-		volume = answer.volume.name
+		volume = answer.volume.Name
 	}
-	if volume != "" {
-		s.volume, _ = t.volumes.Get(volume)
-	}
+	s.volume, _ = t.volumes.Get(volume)
 	s.classesServed = t.classesServed.Load()
 	if k.Operation == expand && s.volume != nil {
 		s.usage = t.usageOf(k, s.volume.Name)

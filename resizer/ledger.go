@@ -6,8 +6,6 @@ package resizer
 import (
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -65,56 +63,6 @@ type operationMemory struct {
 
 	// missingClass is the VolumeAttributesClass for which a modification waits.
 	missingClass string
-}
-
-// answer is a response of the driver.
-type answer struct {
-	target string
-	kind   outcome
-	err    error // nil for success
-	at     time.Time
-
-	volume volumeRef
-	// Of a successful expansion.
-	size          resource.Quantity
-	nodeExpansion bool
-	before        resource.Quantity // capacity of the claim before the expansion
-
-	volumeSaved bool
-}
-
-// callOf returns the call of o on claim, whose entry in the ledger is c. Unless the last call of this process was for the target that
-// claim records, an earlier process may have sent one for it, whose outcome is unknown. Nothing else reads that from claim.
-func (o operation) callOf(c call, claim *corev1.PersistentVolumeClaim) call {
-	t, recorded := o.inProgress(claim)
-	if recorded && !c.State.MayHaveEffect() && c.Args != t.key {
-		c.State, c.Args, c.Payload.target = intent.Unknown, t.key, t
-	}
-	return c
-}
-
-// inProgress returns the target that claim records for o, until the driver has refused or the API shows it.
-func (o operation) inProgress(claim *corev1.PersistentVolumeClaim) (t target, recorded bool) {
-	if o == modify {
-		m := modificationOf(claim)
-		return target{key: m.target}, m.status == corev1.PersistentVolumeClaimModifyVolumeInProgress
-	}
-	size, ok := allocatedSize(claim)
-	return target{size: size, key: bytesOf(size)}, ok && !isTooLarge(size) && resizeStatus(claim) == controllerInProgress
-}
-
-// unwritten returns the response that is not written to the API yet, or nil.
-func unwritten(c call) *answer {
-	if c.State == intent.Answered {
-		return c.Payload.answer
-	}
-	return c.Payload.failed
-}
-
-// volumeRef identifies a PersistentVolume.
-type volumeRef struct {
-	name string
-	uid  types.UID
 }
 
 // failure is an error in the conditions of a claim, or the refusal of a write.

@@ -9,19 +9,15 @@ import (
 	"maps"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
-// Annotations of a PersistentVolume that name the secret with which its volume is modified. The
-// provisioner writes them.
+// Annotations of a PersistentVolume that name the secret with which its volume is modified. The provisioner writes them.
 const (
 	annModifySecretName      = "volume.kubernetes.io/controller-modify-secret-name"
 	annModifySecretNamespace = "volume.kubernetes.io/controller-modify-secret-namespace"
@@ -84,35 +80,6 @@ func (d driver) modifyRequest(
 		parameters[parameterVolume] = claim.Spec.VolumeName
 	}
 	return &csi.ControllerModifyVolumeRequest{VolumeId: src.spec.CSI.VolumeHandle, MutableParameters: parameters, Secrets: secrets}
-}
-
-// outcome classifies the response to a call.
-type outcome int
-
-const (
-	final         outcome = iota // the call has succeeded, or has failed without an effect
-	infeasible                   // the driver cannot do this, now or in the near future
-	indeterminate                // the call may have taken effect
-)
-
-// String returns the name of o in logs.
-func (o outcome) String() string { return [...]string{"Failed", "Infeasible", "Indeterminate"}[o] }
-
-// outcomeOf returns the outcome of a call of o that failed with err. ResourceExhausted is final: if the
-// storage backend is full, a smaller request must be possible (KEP-1790).
-func outcomeOf(o operation, err error) outcome {
-	if csiclient.OutcomeOf(err) == csiclient.Indeterminate {
-		return indeterminate
-	}
-	switch status.Code(err) {
-	case codes.InvalidArgument:
-		return infeasible
-	case codes.OutOfRange, codes.NotFound:
-		if o == expand {
-			return infeasible
-		}
-	}
-	return final
 }
 
 // secretError returns the error for a secret that cannot be read.

@@ -37,9 +37,8 @@ var expansionConditions = []corev1.PersistentVolumeClaimConditionType{
 	corev1.PersistentVolumeClaimControllerResizeError, corev1.PersistentVolumeClaimNodeResizeError,
 }
 
-// patchOf returns a strategic merge patch that changes before to after if before is the current version
-// of the object, or nil if they are equal. It names every annotation that it removes: the cache does not
-// have all of them.
+// patchOf returns a strategic merge patch that changes before to after if before is the current version of the object, or nil if they are
+// equal. It names every annotation that it removes: the cache does not have all of them.
 func patchOf(before, after metav1.Object) ([]byte, error) {
 	old, err := json.Marshal(before)
 	if err != nil {

@@ -51,8 +51,7 @@ func (a *attempt) claimNotWritten(ctx context.Context, s claimState, step step, 
 	return a.readClaim(ctx, s.claim)
 }
 
-// writeVolume applies step to the PersistentVolume of s. It returns false if the PersistentVolume must be
-// decided about again.
+// writeVolume applies step to the PersistentVolume of s. It returns false if the PersistentVolume must be decided about again.
 func (a *attempt) writeVolume(ctx context.Context, s claimState, step step) (written bool, err error) {
 	changed := s.volume.DeepCopy()
 	step.volume(changed)

@@ -9,7 +9,6 @@ import (
 	"context"
 	"fmt"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -17,8 +16,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// apply executes step and stores in r what it has read. After an error the content is retried with
-// back-off.
+// apply executes step and stores in r what it has read. After an error the content is retried with back-off.
 func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 	c := s.content
 	switch step.action {
@@ -52,7 +50,7 @@ func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 	case doEndCreation:
 		change := kube.MetadataPatch{RemoveAnnotations: []string{c.creating}, Tests: recordTest(c)}
 		_, err := l.objects.Patch(ctx, l.writer, c, change)
-		if l.outdated(c, err) {
+		if l.objects.Outdated(c, err) {
 			return nil // decide again
 		}
 		return err
@@ -168,7 +166,7 @@ func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 	}
 	if len(step.status) > 0 {
 		err := l.patchStatus(ctx, c, step.status)
-		if err != nil && l.outdated(c, err) {
+		if l.objects.Outdated(c, err) {
 			return nil // decide again
 		}
 		if err != nil {
@@ -206,10 +204,4 @@ func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 		return l.report(ctx, c, doReportCheck, a.problem, cause{})
 	}
 	return nil
-}
-
-// outdated reports whether a write has failed because another writer has changed c. The newest version is known then.
-func (l *loop) outdated(c *content, err error) bool {
-	newest, exists := l.newest(c)
-	return exists && (kube.IsPatchTestFailed(err) || apierrors.IsConflict(err)) && newest.ResourceVersion != c.ResourceVersion
 }

@@ -34,8 +34,7 @@ type Config struct {
 	ExtraCreateMetadata bool `mapstructure:"extra-create-metadata"`
 	// SecretNamespaces are the namespaces in which secrets may be; empty means all. The process sets it.
 	SecretNamespaces []string `mapstructure:"-"`
-	// NodeDeployment enables distributed snapshotting: one instance per node, for the contents with
-	// LabelManagedBy=NodeName.
+	// NodeDeployment enables distributed snapshotting: one instance per node, for the contents with LabelManagedBy=NodeName.
 	NodeDeployment bool   `mapstructure:"node-deployment"`
 	NodeName       string `mapstructure:"-"`
 	// Groups is the feature gate CSIVolumeGroupSnapshot.

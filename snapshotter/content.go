@@ -26,8 +26,7 @@ type content struct {
 	policy snapshotv1.DeletionPolicy
 	class  string                 // empty: none is named
 	ref    corev1.ObjectReference // of the VolumeSnapshot or VolumeGroupSnapshot
-	// volumes are the handles of the source volumes of a dynamic content. A content without them is
-	// pre-provisioned.
+	// volumes are the handles of the source volumes of a dynamic content. A content without them is pre-provisioned.
 	volumes []string
 	// handle and members are the source of a pre-provisioned content. Only groups have members.
 	handle  string
@@ -222,4 +221,12 @@ func (d driver) watched(obj any) (any, error) {
 // stub returns the metadata that a cache needs.
 func stub(o metav1.Object) *metav1.ObjectMeta {
 	return &metav1.ObjectMeta{Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion()}
+}
+
+// namedHandle returns the handle of the snapshot that c names, in its source or status.
+func (c *content) namedHandle() string {
+	if c.preProvisioned() {
+		return c.handle
+	}
+	return c.known().handle
 }

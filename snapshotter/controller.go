@@ -71,8 +71,7 @@ type Controller struct {
 	contentLoop, groupLoop atomic.Pointer[loop]
 }
 
-// New validates cfg and creates the clients. It starts nothing; see [Controller.Serve] and
-// [Controller.Run].
+// New validates cfg and creates the clients. It starts nothing; see [Controller.Serve] and [Controller.Run].
 func New(cfg Config, deps Deps) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err

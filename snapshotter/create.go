@@ -9,54 +9,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/intent"
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// record writes the finalizer and the request before the first call.
-func (l *loop) record(ctx context.Context, c *content, step step) error {
-	if step.again {
-		step.change.SetAnnotations = map[string]string{AnnRequest: step.request.encodeAgain()}
-	}
-	stored, err := l.objects.Patch(ctx, l.writer, c, step.change)
-	newest, exists := l.newest(c)
-	switch {
-	case err == nil && (!exists || step.change.AppliedTo(stored)):
-		if step.again {
-			l.remember(c.UID, func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
-		} else if l.ledger.Get(c.UID).State == intent.Idle && c.unrecorded() { // nothing was sent before
-			return l.plan(c, intent.Plan, step.request)
-		}
-		return nil
-	case l.outdated(c, err):
-		return nil // decide again
-	case err == nil:
-		err = kube.ErrNotStored
-	case exists && apierrors.IsInvalid(err) && newest.terminating() && !c.terminating():
-		return nil // it is being deleted: decide again
-	}
-	err = fmt.Errorf("failed to add %sBeingCreated annotation on the %s %s: %w",
-		strings.TrimSuffix(c.kind.name, "Content"), c.object, c.Name, err)
-	switch {
-	case !step.again:
-		return l.report(ctx, c, doReportCreation, err, cause{})
-	case errors.Is(err, kube.ErrNotStored), kube.IsRefused(err), apierrors.IsInvalid(err): // the repetition does without
-		l.eventOnce(c, "record", warning, c.deleted, err.Error())
-		return l.happened(c.UID, intent.Refuse, nil)
-	}
-	return l.report(ctx, c, doReportDeletion, err, cause{})
-}
-
-// create calls CreateSnapshot, for a new snapshot, to check one that is not ready, or to learn the
-// outcome of an earlier call.
+// create calls CreateSnapshot, for a new snapshot, to check one that is not ready, or to learn the outcome of an earlier call.
 func (l *loop) create(ctx context.Context, s state, step step) error {
 	c := s.content
 	event := map[intent.State]intent.Event{ // none for an unanswered call, whose arguments remain
@@ -137,28 +97,6 @@ func (l *loop) send(ctx context.Context, c *content, before entry, r *createRequ
 		return err
 	}
 	return failed
-}
-
-// endedBy reports whether err, with which a create call has failed, ends the wait for its outcome, and why the snapshot may
-// exist then. before is the entry before the call. Once a call of this process was indeterminate, only an error that excludes
-// the snapshot ends the wait, or one that would block a deletion for long: a lack of space, or a source that does not exist any
-// more. Whether a call of an earlier process was, is unknown: one repetition ends the wait.
-func (c *content) endedBy(before entry, err error, name string) (ended bool, remains string) {
-	final, why := csiclient.OutcomeOf(err) == csiclient.Final, ""
-	code := status.Code(err)
-	earlier := c.indeterminate(before)
-	switch {
-	case final && (!earlier || csiclient.ExcludesEarlier(err)):
-		return true, ""
-	case c.terminating() && c.forced(before):
-		why = fmt.Sprintf("annotation %s was removed", c.creating)
-	case final && (before.Payload.inherited || code == codes.ResourceExhausted || code == codes.NotFound):
-		why = "an earlier call may have succeeded"
-	default:
-		return false, ""
-	}
-	return true, fmt.Sprintf("%s is indeterminate (%v), and %s. Check the storage system for the %s %q, which may remain",
-		c.create, err, why, c.noun, name)
 }
 
 // repetitionFailed handles the error of a CreateSnapshot that was repeated for a content that is being deleted.

@@ -5,7 +5,6 @@ package snapshotter
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -220,7 +219,7 @@ func (d driver) decide(s state) step {
 		}
 		return step{reason: "Ready"}
 	}
-	return d.decideCheck(s)
+	return d.decideNotReady(s)
 }
 
 // decideCreate handles a content without a snapshot.
@@ -277,17 +276,4 @@ func (s state) decideCall(call step, p intent.Policy, record intent.Recorded) st
 		call.action = doCreate
 	}
 	return call
-}
-
-// recordRequest adds the record of r to change, which replaces a malformed record and that of another request.
-func recordRequest(c *content, change *kube.MetadataPatch, r *createRequest) {
-	if change.Tests == nil {
-		change.Tests = map[string]any{}
-	}
-	maps.Copy(change.Tests, recordTest(c)) // another leader may have recorded another request
-	if recorded, malformed := c.recordedRequest(); malformed != nil || recorded != nil && !recorded.equal(r) {
-		change.SetAnnotations = map[string]string{AnnRequest: r.encode()}
-		return
-	}
-	change.InitAnnotations[AnnRequest] = r.encode()
 }

@@ -59,7 +59,7 @@ func (l *loop) removeFinalizer(ctx context.Context, c *content, step step) error
 		return l.happened(c.UID, intent.Settle, func(m *memory) { m.blocked = "" })
 	}
 	l.remember(c.UID, func(m *memory) { m.releasing = false })
-	if l.outdated(c, err) {
+	if l.objects.Outdated(c, err) {
 		return nil // decide again
 	}
 	return l.report(ctx, c, doReportDeletion, deletionError(c, fmt.Errorf("removing finalizer %s: %w", c.finalizer, err)), cause{})

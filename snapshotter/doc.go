@@ -1,11 +1,9 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package snapshotter creates and deletes the snapshots of one CSI driver: it turns
-// VolumeSnapshotContents into CreateSnapshot and DeleteSnapshot calls, and
-// VolumeGroupSnapshotContents into the calls for groups (CSI spec, "CreateSnapshot" and
-// "CreateVolumeGroupSnapshot"). The snapshot-controller of the cluster creates and deletes
-// these objects.
+// Package snapshotter creates and deletes the snapshots of one CSI driver: it turns VolumeSnapshotContents into CreateSnapshot and
+// DeleteSnapshot calls, and VolumeGroupSnapshotContents into the calls for groups (CSI spec, "CreateSnapshot" and
+// "CreateVolumeGroupSnapshot"). The snapshot-controller of the cluster creates and deletes these objects.
 //
 // Fields that it writes:
 //
@@ -16,21 +14,23 @@
 //   - finalizer volumesnapshotcontent-bound-protection, added before the first call if the
 //     snapshot-controller has not added it, and removed after a successful deletion.
 //
-// Each arrow is one write, or one RPC and the write that records its result. The process may
-// exit at any of them:
+// Each arrow is one write, or one RPC and the write that records its result. The process may exit at any of them:
 //
 //	bound ─► finalizer, annotations ─► created, status ─► annotation removed ─► ready
 //	deletionTimestamp, released ─► deleted, finalizer removed
 //
-// A deletion is released by the annotation volumesnapshot-being-deleted. If the outcome of
-// CreateSnapshot is unknown then, the call is repeated with the recorded request until it is
-// known, because only then the snapshot can be deleted. [intent.Ledger] has the calls of a term,
-// and [content.call] what the annotations say about those of earlier ones.
+// A deletion is released by the annotation volumesnapshot-being-deleted. If the outcome of CreateSnapshot is unknown then, the call is
+// repeated with the recorded request until it is known, because only then the snapshot can be deleted.
+//
+// # Calls
+//
+// CreateSnapshot follows the rules of package intent. record.go has what a content records about it, how that is written, and what it
+// says about the calls of earlier processes; ledger.go has the calls of the term, answer.go what follows from a response, decide_repeat.go
+// the repetitions during a deletion, and undo.go the undo after the content was deleted.
 //
 // # Loops
 //
-// [Controller.Serve] watches the resources on every replica while the API server serves them.
-// [Controller.Run] starts one loop (gather, decide, apply) for each of the two kinds of
-// contents. Both have a [content] in caches, decisions and writes, and share the decision table
-// [driver.rowOf].
+// [Controller.Serve] watches the resources on every replica while the API server serves them. [Controller.Run] starts one loop (gather,
+// decide, apply) for each of the two kinds of contents. Both have a [content] in caches, decisions and writes, and share the decision
+// table [driver.rowOf].
 package snapshotter

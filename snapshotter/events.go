@@ -38,8 +38,7 @@ type failure struct{ text, cause error }
 func (f failure) Error() string { return f.text.Error() }
 func (f failure) Unwrap() error { return f.cause }
 
-// id identifies an error except for volatile text, such as request IDs. Only errors of the driver
-// have such text.
+// id identifies an error except for volatile text, such as request IDs. Only errors of the driver have such text.
 func (a action) id(err error) failureID {
 	if call, is := errors.AsType[failure](err); is {
 		return failureID{a.String(), status.Code(call.cause).String()}

@@ -39,8 +39,7 @@ type memory struct {
 	deleted bool
 	// releasing: the finalizer is being removed by this process.
 	releasing bool
-	// checks counts the responses in a row with a snapshot that is not ready. The next check is due
-	// at nextCheck.
+	// checks counts the responses in a row with a snapshot that is not ready. The next check is due at nextCheck.
 	checks    int
 	nextCheck time.Time
 	// reported is the last error that was written to the status.
@@ -70,20 +69,6 @@ func (m memory) awaitsCheck(c *content) bool {
 		!c.status.cleared() && !m.deleted && !m.absent
 }
 
-// createdAgain reports whether a repeated CreateSnapshot has returned another snapshot than that of the status of c: an earlier
-// leader had deleted that one. Both are deleted.
-func (c *content) createdAgain(e entry) bool {
-	return e.State == intent.Answered && c.known().handle != "" && e.Payload.answer.handle != c.known().handle
-}
-
-// unwritten returns the response about a content that is not written to its status yet, or nil.
-func unwritten(e entry) *answer {
-	if e.State == intent.Answered {
-		return e.Payload.answer
-	}
-	return e.Payload.checked
-}
-
 // checkDelay returns the time until the next check after a number of unsuccessful ones.
 func (c Config) checkDelay(checks int) time.Duration {
 	delay := c.RetryIntervalStart
@@ -98,42 +83,6 @@ func (c Config) checkDelay(checks int) time.Duration {
 
 // failureID identifies errors that differ only in volatile text, such as request IDs.
 type failureID struct{ step, code string }
-
-// call returns the last CreateSnapshot of c, whose entry in the ledger is e. Before the first one of this process, c tells about those of
-// earlier processes, and nothing else reads that from c.
-func (c *content) call(e entry) entry {
-	if e.State == intent.Idle && c.calledBefore() {
-		e.State, e.Payload.inherited = intent.Unknown, true
-	}
-	return e
-}
-
-// calledBefore reports whether an earlier process may have called CreateSnapshot, without a definite result.
-func (c *content) calledBefore() bool {
-	switch {
-	case c.member() || !c.dynamic() || !c.bound():
-		return false
-	case c.known().handle != "": // a check
-		return !c.known().ready || c.has(c.creating) && c.has(AnnRequest)
-	case c.has(c.creating):
-		return true
-	case !c.leaving() || c.status.cleared():
-		return false
-	case !c.has(AnnRequest): // the snapshot-controller replaces all annotations from its cache when it releases a deletion
-		return c.policy == snapshotv1.VolumeSnapshotContentDelete
-	}
-	_, malformed := c.recordedRequest()
-	return malformed == nil // and another writer has removed the other annotation
-}
-
-// unrecorded reports whether c has no record of a CreateSnapshot.
-func (c *content) unrecorded() bool { return !c.has(c.creating) && !c.has(AnnRequest) }
-
-// suspected reports whether nothing but the lack of a record speaks for a CreateSnapshot.
-func (c *content) suspected(e entry) bool { return e.Payload.inherited && c.unrecorded() }
-
-// indeterminate reports whether a CreateSnapshot may have created a snapshot that is not in the status of c.
-func (c *content) indeterminate(e entry) bool { return c.known().handle == "" && e.State.Unanswered() }
 
 // call returns the last CreateSnapshot of c.
 func (l *loop) call(c *content) entry { return c.call(l.ledger.Get(c.UID)) }
@@ -150,11 +99,4 @@ func (l *loop) happened(uid types.UID, event intent.Event, change func(*memory))
 		return nil
 	}
 	return err
-}
-
-// askAgain drops a response that cannot be written. If it is that of a CreateSnapshot, the driver may also have another snapshot, for
-// which a deletion asks it again.
-func (l *loop) askAgain(uid types.UID) error {
-	l.remember(uid, func(m *memory) { m.checked = nil })
-	return l.happened(uid, intent.Lose, func(m *memory) { m.answer = nil })
 }

@@ -21,8 +21,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
-// contentKey identifies a content. The UID gives a recreated object of the same name a back-off of
-// its own.
+// contentKey identifies a content. The UID gives a recreated object of the same name a back-off of its own.
 type contentKey struct {
 	Name string
 	UID  types.UID
@@ -72,8 +71,7 @@ func (c *Controller) runLoop(ctx context.Context, k *kind, w *watches, calls cal
 	return context.Cause(ctx)
 }
 
-// maxSteps bounds the steps of one sync. A creation takes up to five, a deletion during a creation
-// up to nine.
+// maxSteps bounds the steps of one sync. A creation takes up to five, a deletion during a creation up to nine.
 const maxSteps = 20
 
 // sync runs the steps that [driver.decide] returns until nothing is left to do.

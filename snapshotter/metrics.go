@@ -3,9 +3,7 @@
 
 package snapshotter
 
-import (
-	"github.com/prometheus/client_golang/prometheus"
-)
+import "github.com/prometheus/client_golang/prometheus"
 
 // counts are the values of the gauges.
 type counts struct {

@@ -29,9 +29,8 @@ type patchOp struct {
 	Value any    `json:"value"`
 }
 
-// patch returns the JSON patch that applies s to c. The API server ignores the UID of a merge patch of a
-// custom resource's status, so that it has to be tested. The patch fails if it would revert a status that
-// is ready, or the list of its snapshots: c may be outdated.
+// patch returns the JSON patch that applies s to c. The API server ignores the UID of a merge patch of a custom resource's status, so that
+// it has to be tested. The patch fails if it would revert a status that is ready, or the list of its snapshots: c may be outdated.
 func (s statusChange) patch(c *content) ([]byte, error) {
 	ops := []patchOp{{"test", "/metadata/uid", c.UID}}
 	if c.status == nil {
@@ -79,8 +78,7 @@ func clearedStatus(c *content) statusChange {
 	return change
 }
 
-// patchStatus applies change to the status of c. If c is outdated, it is read, and the next attempt
-// decides again.
+// patchStatus applies change to the status of c. If c is outdated, it is read, and the next attempt decides again.
 func (l *loop) patchStatus(ctx context.Context, c *content, change statusChange) error {
 	data, err := change.patch(c)
 	if err != nil {

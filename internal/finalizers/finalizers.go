@@ -6,7 +6,7 @@
 //
 // It removes none. The removals of this program are in
 //
-//   - attacher/unpublish.go (VolumeAttachments) and attacher/finalizer.go (PersistentVolumes),
+//   - attacher/unpublish.go (VolumeAttachments) and attacher/volume_finalizer.go (PersistentVolumes),
 //   - provisioner: decideVolume (PersistentVolumes), unprotection (the record of an indeterminate
 //     CreateVolume) and sourceProtector (clone sources and snapshots),
 //   - nodecontroller: nodes, their claims, and claims that pods use.

@@ -170,6 +170,14 @@ func IsPatchTestFailed(err error) bool {
 	return errors.As(err, &status) && (status.Status().Details == nil || status.Status().Details.Name == "")
 }
 
+// Outdated reports whether a write of obj has failed with err because another writer has changed or deleted the object, and a newer state
+// is known: decide again.
+func (o *MutationCache[T]) Outdated(obj T, err error) bool {
+	newest, ok := o.Get(Key(obj))
+	return (IsPatchTestFailed(err) || apierrors.IsConflict(err)) &&
+		(!ok || newest.GetUID() != obj.GetUID() || newest.GetResourceVersion() != obj.GetResourceVersion())
+}
+
 // pruneIfGrown calls prune if there are twice as many entries as it left. So an entry costs the same however many
 // there are. It must be called with the lock held.
 func (o *MutationCache[T]) pruneIfGrown() {

@@ -99,7 +99,7 @@ var mutations = []mutation{
 	{"unknown-is-infeasible", "An expansion whose outcome is unknown is not recorded as infeasible.",
 		in("resizer", "outcomeOf"), statement("indeterminate"), "return infeasible"},
 	{"modify-without-record", "The claim records the class before ControllerModifyVolume.",
-		in("resizer", "driver.decideModifyCall"), call("intendsClass"), always},
+		in("resizer", "driver.decideModifyCall"), call("intends"), always},
 	{"snapshot-without-record", "The content records the request before CreateSnapshot.",
 		in("snapshotter", "driver.decideCreate"), condition("AppliedTo"), always},
 	{"snapshot-with-another-request", "CreateSnapshot is repeated with the recorded request.",

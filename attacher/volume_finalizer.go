@@ -79,9 +79,8 @@ func (t *term) addVolumeFinalizer(ctx context.Context, pv *corev1.PersistentVolu
 	return err
 }
 
-// VolumeFinalizers returns the finalizers that the provisioner of this process creates
-// PersistentVolumes with, so that an attach need not add them. The attacher that holds the
-// Lease may be in another process; every attacher removes the finalizer from a PersistentVolume
+// VolumeFinalizers returns the finalizers that the provisioner of this process creates PersistentVolumes with, so that an attach need not
+// add them. The attacher that holds the Lease may be in another process; every attacher removes the finalizer from a PersistentVolume
 // that is being deleted.
 func (c *Controller) VolumeFinalizers() []string {
 	if !c.driver.publishes {

@@ -6,6 +6,7 @@ package provisioner
 import (
 	"bytes"
 	"compress/zlib"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -18,7 +19,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
@@ -242,8 +245,86 @@ func nodeOf(claim *corev1.PersistentVolumeClaim) string {
 	return selectedNode(claim)
 }
 
+// isForThisNode reports whether this instance repeats the recorded request of claim: with --node-deployment, each one those for its node.
+func (d driver) isForThisNode(claim *corev1.PersistentVolumeClaim) bool {
+	return !d.NodeDeployment || nodeOf(claim) == d.NodeName
+}
+
 // recordedWithoutNode reports whether the recorded request is that of a central provisioner, for a claim without a selected node.
 func recordedWithoutNode(claim *corev1.PersistentVolumeClaim) bool {
 	r, err := recordOf(claim)
 	return err == nil && r != nil && r.SelectedNode == ""
+}
+
+// policy returns when CreateVolume is recorded on the claim.
+func (d driver) policy(s claimState) intent.Policy {
+	// With the old ID, a late write of the earlier process could remove its record.
+	p := intent.Policy{AtOnce: true, Renew: s.call.Payload.resumed != nil}
+	// The instances on other nodes must not release the source of a deleted claim.
+	sharesSource := d.NodeDeployment && s.call.Payload.source != nil
+	switch {
+	case d.ProvisioningProtection == ProtectionOff:
+	case d.ProvisioningProtection == ProtectionAlways || sharesSource:
+		p.Record = intent.BeforeCall
+	default:
+		p.Record = intent.OnUnknown
+	}
+	return p
+}
+
+// protect records the request on the claim. An operation whose outcome is unknown continues
+// if that fails: the result of the call ends it, too. That of an earlier process waits, because late writes of that process
+// could remove its record during the call, unless the API server refuses the new one or a webhook changes it.
+func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
+	o := s.call.Payload
+	patch, err := o.protection(l.c.driver.name, s.call.Args, s.claim)
+	wait := s.call.State == intent.Planned
+	if err == nil {
+		client := l.c.deps.Client
+		if s.call.State.MayHaveEffect() {
+			client = l.c.deps.UnthrottledClient
+		}
+		err = l.patchClaim(ctx, client, s.claim, patch)
+		wait = wait || o.resumed != nil && err != nil && !kube.IsRefused(err) && !apierrors.IsInvalid(err)
+	}
+	newest, exists := l.claims.Get(kube.Key(s.claim))
+	exists = exists && newest.UID == s.claim.UID
+	switch {
+	case l.claims.Outdated(s.claim, err), err == nil && (!exists || patch.AppliedTo(newest)):
+		return change{}, nil
+	case err == nil:
+		err = kube.ErrNotStored
+	}
+	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
+	if !apierrors.IsInvalid(err) || !l.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
+		l.c.claimFailed(s.claim, failedEvent(o.plan.ClassName, err))
+	}
+	if wait {
+		return change{}, err
+	}
+	klog.FromContext(ctx).Error(err, "Adding the finalizer to the PVC failed", "stage", stageOf(s.call))
+	return change{Event: intent.Refuse}, nil
+}
+
+// isDeleted reads a claim and reports whether it is deleted, or being deleted.
+func (l *claimLoop) isDeleted(ctx context.Context, claim *corev1.PersistentVolumeClaim) bool {
+	live, exists, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim)
+	return err == nil && (!exists || live.DeletionTimestamp != nil)
+}
+
+func (l *claimLoop) unprotect(ctx context.Context, s claimState) (change, error) {
+	err := l.patchClaim(ctx, l.c.deps.Client, s.claim, unprotection(s.claim))
+	switch {
+	case l.claims.Outdated(s.claim, err):
+		return change{}, nil
+	case err != nil:
+		err = fmt.Errorf("removing finalizer %s from claim %s: %w", kube.ProvisioningFinalizer, kube.Key(s.claim), err)
+		if kube.IsRefused(err) {
+			l.c.event(s.claim, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(s.claim), err))
+		}
+		return change{}, err
+	case s.call.Payload.saved:
+		return change{}, nil
+	}
+	return change{Event: intent.Reset}, nil
 }

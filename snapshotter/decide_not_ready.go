@@ -3,14 +3,10 @@
 
 package snapshotter
 
-import (
-	"fmt"
+import "github.com/storage-controller/storage-controller/internal/intent"
 
-	"github.com/storage-controller/storage-controller/internal/intent"
-)
-
-// decideCheck handles a content whose snapshot is not ready.
-func (d driver) decideCheck(s state) step {
+// decideNotReady handles a content whose snapshot is not ready.
+func (d driver) decideNotReady(s state) step {
 	c := s.content
 	last := unwritten(s.call)
 	switch {
@@ -44,14 +40,6 @@ func (d driver) decideCheck(s state) step {
 
 func cannotCheck(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} }
 
-// namedHandle returns the handle of the snapshot that c names, in its source or status.
-func (c *content) namedHandle() string {
-	if c.preProvisioned() {
-		return c.handle
-	}
-	return c.known().handle
-}
-
 // decideUnchecked handles a content whose driver can report no state of existing snapshots. A
 // pre-provisioned snapshot counts as ready, and a member when its group is ready.
 func (d driver) decideUnchecked(s state) step {
@@ -61,23 +49,3 @@ func (d driver) decideUnchecked(s state) step {
 	}
 	return d.decideWrite(s, answer{handle: c.namedHandle(), ready: true}, cannotCheck)
 }
-
-// decideWrite returns the step that writes last, an answer of the driver, or fail if it contradicts c.
-func (d driver) decideWrite(s state, last answer, fail func(error) step) step {
-	a := s.content.withProblem(last)
-	change, err := s.content.change(a, s.now)
-	if err == nil && s.other != nil && s.content.isNew() {
-		err = fmt.Errorf("the driver returned the %s %q of %s %q. Check both at the storage system",
-			s.content.noun, a.handle, s.other.kind.name, s.other.Name)
-	}
-	if err != nil {
-		return fail(unusable{err})
-	}
-	return step{action: doWriteAnswer, reason: "Answered", answer: &a, status: change}
-}
-
-// unusable is the error for a response that contradicts the status of this or another content, or that the API server cannot store. It
-// is not written to the status, which stays valid, and the driver is asked again.
-type unusable struct{ error }
-
-func (e unusable) Unwrap() error { return e.error }

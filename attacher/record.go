@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -33,26 +34,21 @@ const (
 // maxFormerNodeIDs is the length of [annFormerNodeIDs]. Before a further ID is added, the volume is unpublished from the oldest.
 const maxFormerNodeIDs = 4
 
-// detachAnnotations returns the change that records on a VolumeAttachment what its detach
-// needs.
+// detachAnnotations returns the change that records on a VolumeAttachment what its detach needs.
 func detachAnnotations(src source, former []string, nodeID string) kube.MetadataPatch {
 	change := kube.MetadataPatch{SetAnnotations: map[string]string{annNodeID: nodeID, annVolumeHandle: src.handle}}
-	if len(former) > 0 {
-		list, _ := json.Marshal(former) // strings have no error
-		change.SetAnnotations[annFormerNodeIDs] = string(list)
-	} else {
-		change.RemoveAnnotations = append(change.RemoveAnnotations, annFormerNodeIDs)
+	set := func(annotation, value string, has bool) {
+		if has {
+			change.SetAnnotations[annotation] = value
+		} else {
+			change.RemoveAnnotations = append(change.RemoveAnnotations, annotation)
+		}
 	}
-	if src.secrets != nil {
-		change.SetAnnotations[annSecret] = src.secrets.Namespace + "/" + src.secrets.Name
-	} else {
-		change.RemoveAnnotations = append(change.RemoveAnnotations, annSecret)
-	}
-	if src.migrated {
-		change.SetAnnotations[annMigrated] = "true"
-	} else {
-		change.RemoveAnnotations = append(change.RemoveAnnotations, annMigrated)
-	}
+	list, _ := json.Marshal(former) // strings have no error
+	secret := ptr.Deref(src.secrets, corev1.SecretReference{})
+	set(annFormerNodeIDs, string(list), len(former) > 0)
+	set(annSecret, secret.Namespace+"/"+secret.Name, src.secrets != nil)
+	set(annMigrated, "true", src.migrated)
 	return change
 }
 
@@ -82,8 +78,13 @@ func (d driver) missingRecord(va *storagev1.VolumeAttachment, pv *corev1.Persist
 	return &change
 }
 
-// detachSource returns the volume to unpublish. It comes from the annotations when the
-// PersistentVolume was deleted or a different one has its name now. A call of this term takes precedence over both.
+// mayBePublished reports whether the volume of va was or is being published, and not unpublished yet.
+func (d driver) mayBePublished(va *storagev1.VolumeAttachment) bool {
+	return va.Spec.Attacher == d.name && slices.Contains(va.Finalizers, d.finalizer)
+}
+
+// detachSource returns the volume to unpublish. It comes from the annotations when the PersistentVolume was deleted or a different one has
+// its name now. A call of this term takes precedence over both.
 func (d driver) detachSource(s attachmentState) (source, error) {
 	src, err := d.resolve(s.attachment, s.volume)
 	handle := s.attachment.Annotations[annVolumeHandle]

@@ -1,0 +1,107 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package resizer
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/storage-controller/storage-controller/internal/intent"
+)
+
+// callOf returns the call of o on claim, whose entry in the ledger is c. Unless the last call of this process was for the target that
+// claim records, an earlier process may have sent one for it, whose outcome is unknown. Nothing else concludes that from claim.
+func (o operation) callOf(c call, claim *corev1.PersistentVolumeClaim) call {
+	t, recorded := o.inProgress(claim)
+	if recorded && !c.State.MayHaveEffect() && c.Args != t.key {
+		c.State, c.Args, c.Payload.target = intent.Unknown, t.key, t
+	}
+	return c
+}
+
+// inProgress returns the target that claim records for o, until the driver has refused or the API shows it.
+func (o operation) inProgress(claim *corev1.PersistentVolumeClaim) (t target, recorded bool) {
+	if o == modify {
+		m := modificationOf(claim)
+		return target{key: m.target}, m.status == corev1.PersistentVolumeClaimModifyVolumeInProgress
+	}
+	size, ok := allocatedSize(claim)
+	return target{size: size, key: bytesOf(size)}, ok && !isTooLarge(size) && resizeStatus(claim) == controllerInProgress
+}
+
+// intends reports whether the claim records that the driver is called with t.
+func (s claimState) intends(o operation, t target) bool {
+	if o == expand && s.call.Payload.legacy {
+		return isTrue(s.claim, corev1.PersistentVolumeClaimResizing)
+	}
+	recorded, ok := o.inProgress(s.claim)
+	return ok && recorded.key == t.key
+}
+
+// intend records what the driver will be called for. If the other operation of the claim begins as well,
+// one write records both, so that both calls are made at the same time: some drivers combine them.
+func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
+	other, otherStep := a.companion(ctx)
+	change := step.claim
+	if otherStep != nil {
+		change = func(c *corev1.PersistentVolumeClaim) { step.claim(c); otherStep.claim(c) }
+	}
+	err := a.patchClaim(ctx, s, change)
+	if otherStep != nil && isRefusal(err) { // an admission policy may refuse the other intent only
+		otherStep = nil
+		err = a.patchClaim(ctx, s, step.claim)
+	}
+	if err != nil {
+		return a.claimNotWritten(ctx, s, step, err)
+	}
+	a.intended(s, step)
+	if otherStep != nil {
+		other.reads.live = a.reads.live
+		other.intended(s, *otherStep)
+	}
+	return nil
+}
+
+// companion returns the step with which the other operation of the claim begins, or nil. Errors are left to the sync of that operation.
+func (a *attempt) companion(ctx context.Context) (*attempt, *step) {
+	k := a.key
+	k.Operation = k.Operation.other()
+	other := &attempt{t: a.t, key: k, reads: reads{live: a.reads.live}}
+	for range maxSteps {
+		s := a.t.gather(k, other.reads)
+		switch step := a.t.c.driver.decide(k.Operation, s); step.action {
+		case doIntend:
+			return other, &step
+		case doReadSecret, doReadClass:
+			if other.read(ctx, step) != nil {
+				return other, nil
+			}
+		default:
+			return other, nil
+		}
+	}
+	return other, nil
+}
+
+// intended remembers an intent that was written.
+func (a *attempt) intended(s claimState, step step) {
+	if a.key.Operation == modify || a.t.c.driver.expansion == expandsController {
+		a.begin(intent.Plan, step.target)
+	}
+	a.remember(0, func(m *operationMemory) {
+		m.missingClass = ""
+		if m.began.IsZero() {
+			m.began = s.now
+		}
+		if a.key.Operation == expand && a.reads.live != nil {
+			_, stored := allocatedSize(a.reads.live)
+			m.legacy = !stored
+		}
+		if step.resets {
+			m.nodeReset = nodeReset{bytesOf(requestedSize(s.claim)), s.now}
+		}
+	})
+	a.t.event(s.claim, step.events...)
+}
