@@ -51,6 +51,7 @@ type Reason struct {
 	Check         Check
 	Name, Message string
 	Until         time.Time // when time alone ends it; zero: never
+	Node          string    // name of the Node that a problem is about; empty: none, or more than one
 }
 
 func (r Reason) String() string { return r.Name + ": " + r.Message }
@@ -117,7 +118,7 @@ var rules = []rule{
 func mayClean(s Settings, f facts) (reasons []Reason) {
 	for _, r := range rules {
 		r.refuses(s, f, func(until time.Time, name, format string, args ...any) {
-			reasons = append(reasons, Reason{r.check, name, fmt.Sprintf(format, args...), until})
+			reasons = append(reasons, Reason{Check: r.check, Name: name, Message: fmt.Sprintf(format, args...), Until: until})
 		})
 	}
 	return reasons

@@ -28,6 +28,8 @@ type Plan struct {
 	Protect  []string   // Nodes that get the finalizer
 
 	wantsNodes, wantsVolumes bool // see needsLists
+	now                      time.Time
+	stays                    map[string]bool // see world
 }
 
 // HostPlan is the part of a [Plan] about one host.
@@ -87,7 +89,7 @@ type attempt struct {
 
 // plan decides what a pass does. It has no side effects. tried are the failures of this term.
 func plan(s Settings, w world, r Records, tried attempts) Plan {
-	p := Plan{Records: r, Next: w.Now.Add(s.CheckInterval)}
+	p := Plan{Records: r, Next: w.Now.Add(s.CheckInterval), now: w.Now, stays: w.stays}
 	if s.mode() != ModeOff {
 		p.planRecords(s, w)
 	}
@@ -241,7 +243,7 @@ func (n LostNode) deleting(s Settings, h *host) LostNode {
 	}
 	n.Node, n.UID, n.Since = node.Name, node.UID, time.Time{}
 	n.OptedOut = n.OptedOut || slices.ContainsFunc(h.Nodes, func(node *corev1.Node) bool { return s.optOut("Node", node) != "" })
-	n.Planned = n.Planned || node.Spec.Unschedulable && !h.Used
+	n.Planned = n.Planned || s.Deletes() && node.Spec.Unschedulable && !h.Used // other modes do not read pods
 	return n
 }
 
@@ -416,12 +418,6 @@ func (p *Plan) planActed(s Settings, w world, steps map[string][]Step) {
 // due reports whether a step may be done now.
 func (st Step) due() bool { return st.Kind != KindNone && len(st.Reasons) == 0 }
 
-// The reasons of events about a Node whose finalizer is removed.
-const (
-	reasonSkipped = "NodeCleanupSkipped"
-	reasonTimeout = "NodeFinalizerTimeout"
-)
-
 // releases returns the Nodes of a host whose finalizer is removed now. steps are those of the host, and r is its record.
 func releases(s Settings, w world, h *host, r LostNode, steps []Step) (all []Release) {
 	for _, node := range h.Leaving {
@@ -456,8 +452,8 @@ func keepsFinalizer(
 	case recorded && r.OptedOut:
 		return false, reasonSkipped, skipped + cmp.Or(out, "the Node had opted out")
 	case !w.Now.Before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout)):
-		return false, reasonTimeout, fmt.Sprintf("Finalizer removed after %v, before the cleanup was complete. The cleanup continues "+
-			"after --node-missing-grace", s.NodeFinalizerTimeout)
+		r := timedOut(s, node)
+		return false, r.Reason, r.Message
 	case h.Presence != deleting || h.Stale || drains, len(h.Items) > 0 && !recorded:
 		return true, "", ""
 	case r.Held != "":
@@ -465,6 +461,12 @@ func keepsFinalizer(
 			s.approveCommand(r)
 	}
 	return slices.ContainsFunc(steps, Step.waits), "", ""
+}
+
+// timedOut returns the release of a Node that has waited for --node-finalizer-timeout.
+func timedOut(s Settings, node *corev1.Node) Release {
+	return Release{node, reasonTimeout, fmt.Sprintf("Finalizer removed after %v, before the cleanup was complete. The cleanup continues "+
+		"after --node-missing-grace", s.NodeFinalizerTimeout)}
 }
 
 // waits reports whether a Node that is being deleted waits for a step: it is due, was not judged, or has failed without an answer.
@@ -484,6 +486,16 @@ func (p *Plan) planNodes(s Settings, w world) {
 		for _, name := range w.Unlabelled {
 			p.problem(CheckAbsence, "NodeWithoutLabel", "Node %s has the driver, but lacks the label of topology key %s. It may be any "+
 				"missing node, so nothing of missing nodes is cleaned up. Restore the label, or delete the Node", name, w.Key)
+			p.Problems[len(p.Problems)-1].Node = name
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.Nodes)) {
+		node := w.Nodes[name]
+		if s.NodeFinalizerMode == FinalizerOff && node.DeletionTimestamp != nil && slices.Contains(node.Finalizers, s.NodeFinalizer) {
+			p.problem(CheckFinalizer, "FinalizerOff", "Finalizer %[1]s keeps the Node, and --node-finalizer-mode=off does not remove it. "+
+				"Unless another component does, set --node-finalizer-mode=remove, or run storage-controller nodecontroller "+
+				"remove-finalizers --driver-name=%[2]s --node-finalizer=%[1]s --yes", s.NodeFinalizer, s.Driver)
+			p.Problems[len(p.Problems)-1].Node = name
 		}
 	}
 	if s.NodeFinalizerMode != FinalizerManage {

@@ -281,3 +281,13 @@ func (r Records) equal(other Records) bool {
 		r.Holder == other.Holder && r.Mode == other.Mode && slices.Equal(r.Approve, other.Approve) &&
 		slices.Equal(r.ApproveAll, other.ApproveAll) && r.ApproveUntil == other.ApproveUntil
 }
+
+// withoutNext returns r without the sentences.
+func (r Records) withoutNext() Records {
+	r.Lost = maps.Clone(r.Lost)
+	for value, n := range r.Lost {
+		n.Next = ""
+		r.Lost[value] = n
+	}
+	return r
+}

@@ -123,6 +123,7 @@ type world struct {
 	Checked    time.Time        // the recorded check of the lost nodes
 	Hosts      map[string]*host // those without a Node that stays, and those with a record
 	names      map[string][]string
+	stays      map[string]bool // values that mean a Node that is not being deleted
 }
 
 // merge returns objects by name: the listed ones if they are fresh, else also those of the cache, which take precedence. listed
@@ -144,9 +145,9 @@ func merge[T metav1.Object](cached, listed []T, fresh bool) map[string]T {
 func newWorld(ctx context.Context, s Settings, o objects, r Records, src reader) world {
 	w := world{objects: o, Checked: r.Checked, Hosts: map[string]*host{}, names: make(map[string][]string, len(o.Nodes))}
 	w.Key, w.KeyProblem = topologyKey(s, o, r.TopologyKey)
-	alive := w.index(s)
+	w.index(s)
 	w.addHosts(r)
-	w.addItems(ctx, s, src, r, alive)
+	w.addItems(ctx, s, src, r)
 	for _, h := range w.Hosts {
 		w.place(s, h, r.Lost[h.Value].Node)
 	}
@@ -155,14 +156,14 @@ func newWorld(ctx context.Context, s Settings, o objects, r Records, src reader)
 	return w
 }
 
-// index fills the fields about all nodes, and returns the values that mean a Node that is not being deleted.
-func (w *world) index(s Settings) (alive map[string]bool) {
-	alive = make(map[string]bool, len(w.Nodes))
+// index fills the fields about all nodes.
+func (w *world) index(s Settings) {
+	w.stays = make(map[string]bool, len(w.Nodes))
 	for name, node := range w.Nodes {
 		d := kube.DriverOnNode(w.CSINodes[name], s.Driver)
 		for _, n := range namesOf(node, d, w.Key) {
 			w.names[n] = append(w.names[n], name)
-			alive[n] = alive[n] || node.DeletionTimestamp == nil
+			w.stays[n] = w.stays[n] || node.DeletionTimestamp == nil
 		}
 		if d == nil {
 			continue
@@ -186,7 +187,6 @@ func (w *world) index(s Settings) (alive map[string]bool) {
 		}
 	}
 	slices.Sort(w.Unlabelled)
-	return alive
 }
 
 // host returns the host of a value, which it creates.
@@ -217,8 +217,8 @@ func (w *world) addHosts(r Records) {
 }
 
 // addItems adds the volumes and custom resources with a host that has no Node that stays.
-func (w *world) addItems(ctx context.Context, s Settings, src reader, r Records, alive map[string]bool) {
-	lost := func(value string) bool { return !alive[value] }
+func (w *world) addItems(ctx context.Context, s Settings, src reader, r Records) {
+	lost := func(value string) bool { return !w.stays[value] }
 	owner, handles := make([]string, len(w.Resources)), map[string]*item{}
 	for i, res := range w.Resources {
 		owner[i] = w.hostOfNode(res.Node, r)
