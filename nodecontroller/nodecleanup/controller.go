@@ -205,7 +205,6 @@ func (c *Controller) counts() counts {
 	if t == nil {
 		return n
 	}
-	n.notReady = len(c.index.driverNodes().notReady)
 	records, _ := t.records.all()
 	for _, r := range records {
 		if r.opens() {

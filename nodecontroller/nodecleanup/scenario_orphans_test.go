@@ -167,7 +167,6 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		pv, pvc := f.bound("a", "n")
 		f.onlyWrites()
 		f.start()
-		f.metric(1, "storage_controller_nodes_not_ready")
 		f.stays(2*shortGrace, pv, pvc)
 		f.noRecord("n")
 		f.silent()
