@@ -16,7 +16,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -43,7 +42,6 @@ type command struct {
 	listed  *index              // of all Nodes and CSINodes
 	records map[string]LostNode // by value of the topology key
 	checked time.Time           // by the controller
-	system  types.UID           // of the namespace kube-system
 	table   *tabwriter.Writer
 	printed map[string]string // last row of each volume
 	kept    int               // volumes
@@ -119,11 +117,6 @@ func (c *command) prepare(ctx context.Context) (found []volume, err error) {
 	if err := c.list(ctx); err != nil {
 		return nil, err
 	}
-	if ns, err := l.namespace(ctx, metav1.NamespaceSystem); err != nil {
-		return nil, err
-	} else if ns != nil {
-		c.system = ns.UID
-	}
 	volumes, err := l.listVolumes(ctx)
 	for _, pv := range volumes {
 		values, _ := localValues(pv, c.request.Driver, c.key())
@@ -165,7 +158,7 @@ func (c *command) cluster(ctx context.Context, _ bool) (s cluster, err error) {
 	s = cluster{now: time.Now(), checked: c.checked}
 	s.open = c.cleaner.policy.evaluate(lost, c.listed.driverNodes().hosts, held).open
 	s.bare, _ = c.listed.ambiguous()
-	s.readyNode, s.sameCluster, err = c.cleaner.live.sanity(ctx, c.listed.driverNodes().ready, c.request.Driver, c.system)
+	s.readyNode, err = c.cleaner.live.ready(ctx, c.listed.driverNodes().ready, c.request.Driver)
 	return s, err
 }
 

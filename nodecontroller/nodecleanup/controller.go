@@ -16,7 +16,6 @@ import (
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/types"
 	expiring "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/dynamic"
@@ -54,8 +53,7 @@ type Controller struct {
 	limiter   *rate.Limiter // outlives a term
 	index     *index
 	indexed   kube.Registrations
-	system    atomic.Pointer[types.UID] // of the namespace kube-system, as first read by this process
-	term      atomic.Pointer[term]      // nil without the Lease
+	term      atomic.Pointer[term] // nil without the Lease
 
 	volumes     kube.Informer[*corev1.PersistentVolume]
 	claims      kube.Informer[*corev1.PersistentVolumeClaim]

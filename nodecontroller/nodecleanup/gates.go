@@ -99,8 +99,6 @@ func (p Policy) checkMissing(found *findings, h host, c cluster) {
 	found.add(len(c.bare) > 0, checkAbsence, "NodeWithoutLabel", "Node %s lacks the label of the topology key and may be %s",
 		strings.Join(c.bare, ", "), h.value)
 	found.add(!c.readyNode, checkSanity, "NoReadyNode", "no node with the driver is ready, so the cluster itself may be broken")
-	found.add(!c.sameCluster, checkSanity, "OtherCluster",
-		"the namespace kube-system has changed since the start, so this may be another cluster")
 }
 
 // unwatched reports whether no process has checked a lost node for so long that it may have existed meanwhile. last is the

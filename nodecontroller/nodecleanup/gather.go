@@ -273,11 +273,10 @@ func namesClaim(ref *corev1.ObjectReference) bool {
 
 // cluster describes the cluster and the driver.
 type cluster struct {
-	now         time.Time
-	keyProblem  string    // why the topology key cannot be used
-	bare        []string  // driver nodes without the label of the topology key
-	readyNode   bool      // some driver node is ready
-	sameCluster bool      // the namespace kube-system is the one that this process first saw
-	open        bool      // the verdict of the breaker
-	checked     time.Time // the last check of the lost nodes
+	now        time.Time
+	keyProblem string    // why the topology key cannot be used
+	bare       []string  // driver nodes without the label of the topology key
+	readyNode  bool      // some driver node is ready
+	open       bool      // the verdict of the breaker
+	checked    time.Time // the last check of the lost nodes
 }

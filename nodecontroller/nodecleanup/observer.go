@@ -4,7 +4,6 @@
 package nodecleanup
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -14,8 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -75,7 +72,6 @@ func (t *observer) checkLost(ctx context.Context) (next time.Time, err error) {
 	var returned []string
 	if t.policy.NodeCleanup != ModeOff {
 		if err = t.records.load(ctx, t.policy.Deletes(), true); err == nil {
-			t.identify(ctx)
 			returned, err = t.keep(ctx, first)
 		}
 		t.report(ctx, "the records of lost nodes", err)
@@ -240,21 +236,9 @@ func (t *observer) lastListed() *index {
 	return t.listed
 }
 
-// identify reads the UID by which this process recognizes the cluster, once.
-func (t *observer) identify(ctx context.Context) {
-	if t.c.system.Load() != nil {
-		return
-	}
-	ns, err := t.live.namespace(ctx, metav1.NamespaceSystem)
-	t.report(ctx, "namespace "+metav1.NamespaceSystem, err)
-	if err == nil && ns != nil {
-		t.c.system.CompareAndSwap(nil, &ns.UID)
-	}
-}
-
 // cachedCluster returns the state of the cluster as the caches know it.
 func (t *observer) cachedCluster(ctx context.Context) cluster {
-	c := cluster{now: time.Now(), readyNode: len(t.c.index.driverNodes().ready) > 0, sameCluster: true, open: t.verdict(ctx).open,
+	c := cluster{now: time.Now(), readyNode: len(t.c.index.driverNodes().ready) > 0, open: t.verdict(ctx).open,
 		checked: t.records.lastCheck()}
 	_, c.keyProblem = t.c.index.topologyKey()
 	c.bare, _ = t.c.index.ambiguous()
@@ -264,7 +248,7 @@ func (t *observer) cachedCluster(ctx context.Context) cluster {
 // cluster reads the state of the cluster from the API server, if sanity is set.
 func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
 	c := t.cachedCluster(ctx)
-	c.readyNode, c.sameCluster = false, false
+	c.readyNode = false
 	if !sanity {
 		return c, nil
 	}
@@ -275,8 +259,7 @@ func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
 		c.keyProblem = notSingle(listed.nodes[foreign[0]], listed.key)
 	}
 	var err error
-	first := cmp.Or(t.c.system.Load(), new(types.UID))
-	c.readyNode, c.sameCluster, err = t.live.sanity(ctx, t.c.index.driverNodes().ready, t.policy.driver, *first)
+	c.readyNode, err = t.live.ready(ctx, t.c.index.driverNodes().ready, t.policy.driver)
 	return c, err
 }
 

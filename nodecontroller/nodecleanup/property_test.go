@@ -23,7 +23,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/keylock"
@@ -206,7 +205,7 @@ func (r *run) fail(format string, args ...any) {
 // begin returns a run in a world without nodes.
 func (a *actors) begin(setup uint8) *run {
 	*a.w = world{view: newView(), class: &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Provisioner: worldDriver},
-		namespace: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns", UID: "ns"}}, system: "cluster"}
+		namespace: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns", UID: "ns"}}}
 	r := &run{actors: a, setup: setup, settings: settingsOf(setup), hosts: map[string]*truth{},
 		stored: map[string]LostNode{}, checked: time.Now()}
 	a.w.watcher = r
@@ -258,7 +257,6 @@ func (p *replica) restart(w *world, s Settings) {
 	p.c.cfg = Config{Settings: s, Workers: 1, Timeout: time.Minute}
 	p.c.policy, p.c.notify = newPolicy(s, worldDriver), newNotifier(silent, false)
 	p.c.index, p.c.limiter = newIndex(worldDriver, ""), rate.NewLimiter(rate.Inf, 1)
-	p.c.system.Store(nil)
 	p.view, p.position, p.known, p.optedOut = newView(), len(w.log), map[string]time.Time{}, map[string]bool{}
 	p.alive = map[string]time.Time{}
 	for _, name := range sortedKeys(w.csiNodes) {
@@ -395,7 +393,7 @@ func (r *run) apply(o operation) {
 				// Not between the last read of an object and the write that follows from it, unless the write has preconditions.
 				late := inner.kind == opChangeVolume && inner.variant%8 < 3
 				if last := late && request == "delete claim"; last || !late &&
-					(request == "get kube-system" || request == "write records") {
+					(request == "get keep" || request == "write records") {
 					if last {
 						r.seen["changed before the deletion"]++
 					}
@@ -465,14 +463,10 @@ func (r *run) apply(o operation) {
 	case opRecords:
 		r.changeRecords(host, v)
 	case opCluster:
-		if v%3 == 0 {
-			w.system = types.UID(fmt.Sprint("cluster", v%2))
-		} else {
-			w.editNode("keep", func(n *corev1.Node) {
-				n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady,
-					Status: []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionUnknown}[v%2]}}
-			})
-		}
+		w.editNode("keep", func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady,
+				Status: []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionUnknown}[v%2]}}
+		})
 	}
 }
 

@@ -415,29 +415,6 @@ func TestNoCheckForLong(t *testing.T) {
 	}
 }
 
-// TestOtherCluster: another API server answers later, as after a change of its address.
-func TestOtherCluster(t *testing.T) {
-	f := scenario(t, nil)
-	var other atomic.Bool
-	f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		if other.Load() && r.URL.Path == "/api/v1/namespaces/"+metav1.NamespaceSystem {
-			readAs(w, corev1.Namespace{
-				TypeMeta:   metav1.TypeMeta{Kind: "Namespace", APIVersion: "v1"},
-				ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "other"},
-			})
-			return
-		}
-		pass.ServeHTTP(w, r)
-	})
-	pv, pvc := f.bound("a", "n")
-	f.onlyWrites()
-	f.start()
-	f.missing("n")
-	other.Store(true)
-	f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "kube-system")
-	f.stays(shortGrace, pv, pvc)
-}
-
 // TestOptInLater: a class opts in after the loss.
 func TestOptInLater(t *testing.T) {
 	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupScope = UnboundDelete, ScopeOptIn })

@@ -448,7 +448,7 @@ func TestVolumeOfTwoNodes(t *testing.T) {
 // TestHoldOfADrainedNode: a hold does not end because its Node is drained after the hold.
 func TestHoldOfADrainedNode(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
-	p, c := newPolicy(settingsOf(0), worldDriver), cluster{now: now, readyNode: true, sameCluster: true, checked: now}
+	p, c := newPolicy(settingsOf(0), worldDriver), cluster{now: now, readyNode: true, checked: now}
 	h := host{value: "n", state: missing, recorded: true}
 	h.record = LostNode{Value: "n", Since: now.Add(-time.Hour), Cordoned: true, Planned: true}
 	for _, open := range []bool{false, true} {

@@ -217,8 +217,6 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 	})
 	t.Run("011_086_bound_pair_and_its_pod", func(t *testing.T) {
 		f := scenario(t, parity)
-		// The finalizer path does not need a healthy control plane.
-		f.denied(http.MethodGet, "/namespaces/"+metav1.NamespaceSystem)
 		f.node("n", f.cfg.NodeFinalizer)
 		pv, _ := f.bound("a", "n")
 		pod := f.pod("p", "a", f.name("n"))

@@ -60,7 +60,6 @@ type world struct {
 	log        []nodeEvent
 	class      *storagev1.StorageClass
 	namespace  *corev1.Namespace
-	system     types.UID         // of the namespace kube-system
 	stored     *corev1.ConfigMap // nil: does not exist
 	interleave func(request string)
 	watcher    watcher
