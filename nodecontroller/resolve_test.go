@@ -45,7 +45,6 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 		"device-class-parameter":     "local.example.com/device-class",
 		"resize-annotation":          "local.example.com/last-resizefs-requested-at",
 		"leader-election-id":         "nodecontroller-leader-local-example-com",
-		"pv-removable-finalizers":    "external-provisioner.volume.kubernetes.io/finalizer, external-attacher/Local-Example-COM",
 		"driver-name":                "Local.Example.COM",
 	} {
 		if got := have[name]; got.Value != want || got.Origin != OriginDerived {

@@ -38,7 +38,6 @@ func (c Config) validateNames() error {
 	check("--node-finalizer", prefixed, c.NodeFinalizer)
 	check("--pvc-finalizer", prefixed, c.PVCFinalizer)
 	check("--pvc-obsolete-finalizers", prefixed, c.PVCObsoleteFinalizers...)
-	check("--pv-removable-finalizers", prefixed, c.PVRemovableFinalizers...)
 	check("--resize-annotation", prefixed, c.ResizeAnnotation)
 	check("--topology-node-key", validation.IsQualifiedName, c.TopologyNodeKey)
 	check("--capacity-resource", extendedResource, c.CapacityResource)
@@ -51,10 +50,6 @@ func (c Config) validateNames() error {
 	}, c.CapacityAnnotationPrefix)
 	if name := c.DefaultDeviceClass; strings.Contains(name, "/") || len(validation.IsQualifiedName(name)) > 0 {
 		errs = append(errs, fmt.Errorf("--default-device-class: must be the name of an annotation without a slash, got %q", name))
-	}
-	if slices.Contains(c.PVRemovableFinalizers, "kubernetes.io/pv-protection") {
-		errs = append(errs,
-			errors.New("--pv-removable-finalizers: must not contain kubernetes.io/pv-protection, which kube-controller-manager removes"))
 	}
 	for _, name := range append(slices.Clone(c.PVCObsoleteFinalizers), c.PVCFinalizer) {
 		if domain, _, _ := strings.Cut(name, "/"); domain == "kubernetes.io" || domain == "storage-controller.io" {

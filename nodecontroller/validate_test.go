@@ -33,9 +33,6 @@ func TestValidate(t *testing.T) {
 		"obsolete finalizer of the provisioner": {func(c *Config) {
 			c.PVCObsoleteFinalizers = []string{"storage-controller.io/provisioning"}
 		}, "--pvc-obsolete-finalizers"},
-		"removable finalizer": {func(c *Config) { c.PVRemovableFinalizers = []string{"*"} }, "--pv-removable-finalizers"},
-		"finalizer of Kubernetes": {func(c *Config) { c.PVRemovableFinalizers = []string{"kubernetes.io/pv-protection"} },
-			"--pv-removable-finalizers"},
 		"resize annotation":          {func(c *Config) { c.ResizeAnnotation = "x.y/a b" }, "--resize-annotation"},
 		"topology key":               {func(c *Config) { c.TopologyNodeKey = "a/b/c" }, "--topology-node-key"},
 		"topology key of Kubernetes": {func(c *Config) { c.TopologyNodeKey = "kubernetes.io/hostname" }, ""},

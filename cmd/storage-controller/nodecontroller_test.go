@@ -46,7 +46,6 @@ nodecontroller:
 			"pvc-finalizer":           {"topolvm.io/pvc", "profile"}, // a name that was set to nothing was not set
 			"webhook-cert-mode":       {"files", "default"},
 			"driver-name":             {"topolvm.io", "profile"},
-			"pv-removable-finalizers": {"external-provisioner.volume.kubernetes.io/finalizer, external-attacher/topolvm-io", "derived"},
 		})
 }
 

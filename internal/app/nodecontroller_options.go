@@ -92,8 +92,6 @@ func nodeCleanupOptions(d nodecontroller.Config) []settings.Option {
 				"another node) or delete"},
 		{Name: "node-cleanup-retain", Default: string(d.NodeCleanupRetain),
 			Usage: "action for PVCs of volumes with reclaim policy Retain: skip, or claim (delete the PVC; the volume is always kept)"},
-		{Name: "node-cleanup-static", Default: d.NodeCleanupStatic,
-			Usage: "with --node-cleanup=volumes: also remove PVs that the driver did not provision"},
 		{Name: "node-missing-grace", Default: d.NodeMissingGrace, Usage: "minimum time that a Node must have been missing; at least 1m"},
 		{Name: "node-cleanup-window", Default: d.NodeCleanupWindow,
 			Usage: "how long a node that was cleaned up counts as lost for the breaker"},
@@ -116,8 +114,6 @@ func volumeCleanupOptions(d nodecontroller.Config) []settings.Option {
 				"(default node-gone, which is safer: a running driver can clean up after itself)"},
 		{Name: "pv-release-grace", Default: d.PVReleaseGrace,
 			Usage: "with --node-cleanup=volumes: how long the driver may take to delete a released volume before its PV is removed"},
-		{Name: "pv-removable-finalizers", Default: []string{},
-			Usage: "finalizers, separated by commas, that are removed together with such a PV; default: those of provisioner and attacher"},
 	}
 }
 

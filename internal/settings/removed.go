@@ -9,6 +9,8 @@ var removed = map[string]string{
 	"node-cleanup-out-of-service":    "delete the Node instead: it counts as lost from then on",
 	"node-out-of-service-grace":      "delete the Node instead, and set --node-missing-grace",
 	"node-cleanup-resource-sweep":    "remove it: the search runs every 30 minutes",
+	"node-cleanup-static":            "delete PersistentVolumes by hand if the driver did not provision them",
+	"pv-removable-finalizers":        "remove it: only the finalizers of the provisioner and attacher of the driver are removed",
 	"webhook-strip-foreign-capacity": "remove the capacity annotations from the pod templates",
 	"webhook-disable-http2":          "set the environment variable GODEBUG=http2server=0",
 	"webhook-optout-label":           "set the label in the namespaceSelector of the MutatingWebhookConfiguration",

@@ -190,7 +190,7 @@ func (c *cleaner) deleteVolume(ctx context.Context, v volume) error {
 
 // removeFinalizers removes the removable finalizers of the version of pv that was read.
 func (c *cleaner) removeFinalizers(ctx context.Context, pv *corev1.PersistentVolume) error {
-	data, err := kube.MetadataPatch{RemoveFinalizers: c.policy.PVRemovableFinalizers}.JSONPatch(pv)
+	data, err := kube.MetadataPatch{RemoveFinalizers: c.policy.removable}.JSONPatch(pv)
 	if err != nil || data == nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -38,9 +39,7 @@ type Settings struct {
 	NodeCleanupScope   Scope         `mapstructure:"node-cleanup-scope"`
 	NodeCleanupUnbound UnboundPolicy `mapstructure:"node-cleanup-unbound"`
 	NodeCleanupRetain  RetainPolicy  `mapstructure:"node-cleanup-retain"`
-	// NodeCleanupStatic includes volumes that the driver did not provision, with ModeVolumes.
-	NodeCleanupStatic bool          `mapstructure:"node-cleanup-static"`
-	NodeMissingGrace  time.Duration `mapstructure:"node-missing-grace"` // minimum time without a Node
+	NodeMissingGrace   time.Duration `mapstructure:"node-missing-grace"` // minimum time without a Node
 	// NodeCleanupWindow is the time for which a cleaned-up node counts as lost; 0: not at all.
 	NodeCleanupWindow time.Duration `mapstructure:"node-cleanup-window"`
 	// NodeCleanupMaxFraction is the fraction of the nodes of the driver, from 0 to 1, above which lost nodes open the breaker.
@@ -52,8 +51,7 @@ type Settings struct {
 	NodeCleanupResource []string `mapstructure:"node-cleanup-resource"` // see [ParseResource]
 	// NodeCleanupResourceSweep is the time between two lists of all custom resources; 0: they are not listed.
 	NodeCleanupResourceSweep time.Duration `mapstructure:"-"`
-	PVReleaseGrace           time.Duration `mapstructure:"pv-release-grace"`        // for the driver to delete a released volume; 0: none
-	PVRemovableFinalizers    []string      `mapstructure:"pv-removable-finalizers"` // removed together with such a volume
+	PVReleaseGrace           time.Duration `mapstructure:"pv-release-grace"` // for the driver to delete a released volume; 0: none
 
 	// UnregisteredGrace is the time after which mode manage removes the finalizer from a node
 	// without the driver.
@@ -67,7 +65,7 @@ type Settings struct {
 	LookInterval time.Duration `mapstructure:"-"`
 }
 
-// DefaultSettings returns the defaults. NodeFinalizer and PVRemovableFinalizers depend on the driver.
+// DefaultSettings returns the defaults. NodeFinalizer depends on the driver.
 func DefaultSettings() Settings {
 	return Settings{
 		NodeFinalizerMode: FinalizerOff, NodeFinalizerTimeout: 15 * time.Minute, NodeFinalizerWaitForOthers: true,
@@ -183,14 +181,21 @@ type Policy struct {
 	Settings
 	driver     string
 	annotation string // see [CleanupAnnotation]
-	dryRun     bool
+	// removable are the finalizers of volumes that only the provisioner and the attacher of the driver remove. They are removed
+	// together with a volume that the driver can no longer delete.
+	removable []string
+	dryRun    bool
 	// command means that an administrator named a node: the opt-in and --pv-release-grace are not required, see also [host].
 	command bool
 	plan    bool // nothing is sent
 }
 
+// provisionerFinalizer keeps a PersistentVolume until the driver has deleted the volume.
+const provisionerFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
+
 func newPolicy(s Settings, driver string) Policy {
-	p := Policy{Settings: s, driver: driver, annotation: CleanupAnnotation(driver)}
+	p := Policy{Settings: s, driver: driver, annotation: CleanupAnnotation(driver),
+		removable: []string{provisionerFinalizer, kube.AttacherFinalizerPrefix + election.Sanitize(driver)}}
 	switch {
 	case s.SkipNodeFinalize:
 		p.NodeCleanup = ModeOff

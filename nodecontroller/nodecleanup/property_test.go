@@ -87,7 +87,6 @@ func settingsOf(setup uint8) Settings {
 	s := DefaultSettings()
 	s.NodeFinalizer, s.NodeFinalizerMode, s.NodeFinalizerWaitForOthers = worldDriver+"/node", FinalizerRemove, false
 	s.NodeCleanup, s.NodeCleanupScope, s.NodeCleanupQPS, s.NodeCleanupBurst = ModeClaims, ScopeAll, 1e6, 1<<20
-	s.PVRemovableFinalizers = []string{"prov/f"}
 	if setup&1 != 0 {
 		s.NodeCleanup = ModeVolumes
 	}
