@@ -56,7 +56,7 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 		"node-delete-grace": "5m0s", "node-finalizer-wait-for-others": "true", "node-finalizer-mode": "off", "pvc-finalizer-mode": "off",
 		"pvc-obsolete-finalizers": "", "pvc-pod-deletion": "orphaned", "default-device-class": "00default",
 		"topology-node-key": "", "node-cleanup-resource": "", "enable-webhooks": "false",
-		"node-missing-grace": "15m0s", "node-finalizer-timeout": "15m0s", "resize-nudge": "true", "node-cleanup-paths": "finalizer, orphan",
+		"node-missing-grace": "15m0s", "node-finalizer-timeout": "15m0s", "resize-nudge": "true",
 	} {
 		if got := have[name]; got.Value != want || got.Origin != OriginDefault {
 			t.Errorf("%s: got %q (%s), want %q", name, got.Value, got.Origin, want)

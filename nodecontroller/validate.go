@@ -78,9 +78,6 @@ func (c Config) validateModes() error {
 	} else {
 		errs = append(errs, oneOf("--node-cleanup-unbound", c.NodeCleanupUnbound, nodecleanup.UnboundIgnore, nodecleanup.UnboundDelete))
 	}
-	for _, path := range c.NodeCleanupPaths {
-		errs = append(errs, oneOf("--node-cleanup-paths", path, nodecleanup.PathFinalizer, nodecleanup.PathOrphan))
-	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.PVCFinalizer != "" && slices.Contains(c.PVCObsoleteFinalizers, c.PVCFinalizer) {
 		errs = append(errs, fmt.Errorf("--pvc-obsolete-finalizers: must not contain %s, which --pvc-finalizer-mode=%s keeps",
 			c.PVCFinalizer, pvcfinalizer.ModeEnforce))

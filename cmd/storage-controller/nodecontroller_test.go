@@ -29,7 +29,6 @@ nodecontroller:
 		t.Fatal(err)
 	}
 	t.Setenv(settings.EnvPrefix+"NODE_CLEANUP_SCOPE", "opt-in")
-	t.Setenv(settings.EnvPrefix+"NODECONTROLLER_NODE_CLEANUP_PATHS", "orphan,finalizer")
 	compare(t, printed(t, "--config="+file, "--node-cleanup-retain=skip", "--node-missing-grace", "20m", "--pvc-finalizer="),
 		map[string][2]string{
 			"profile":                 {"topolvm", "file"},
@@ -39,7 +38,6 @@ nodecontroller:
 			"pvc-obsolete-finalizers": {"a.b/c, d.e/f", "file"},
 			"node-cleanup-resource":   {"resource=a.v1.x.y,node-field=spec.node", "file"},
 			"node-cleanup-scope":      {"opt-in", "environment"},
-			"node-cleanup-paths":      {"orphan, finalizer", "environment"},
 			"node-cleanup-retain":     {"skip", "flag"},
 			"node-missing-grace":      {"20m0s", "flag"},
 			"node-cleanup-unbound":    {"delete", "profile"},

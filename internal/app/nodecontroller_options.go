@@ -82,9 +82,6 @@ func nodeCleanupOptions(d nodecontroller.Config) []settings.Option {
 				"dry-run (also try every deletion with server-side dry run); claims (delete their PVCs); volumes (also remove PVs that " +
 				"no driver can delete any more). " +
 				"claims and volumes require --leader-election"},
-		{Name: "node-cleanup-paths", Default: d.NodeCleanupPaths,
-			Usage: "which nodes are cleaned up: finalizer (Nodes that are being deleted and have the finalizer), orphan (Nodes that " +
-				"do not exist)"},
 		{Name: "node-cleanup-scope", Default: string(d.NodeCleanupScope),
 			Usage: "opt-in: volumes whose StorageClass or PVC opts in by an annotation; all: all volumes except those that opt out"},
 		{Name: "node-cleanup-unbound", Default: string(d.NodeCleanupUnbound),

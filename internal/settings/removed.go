@@ -9,6 +9,7 @@ var removed = map[string]string{
 	"node-cleanup-out-of-service":    "delete the Node instead: it counts as lost from then on",
 	"node-out-of-service-grace":      "delete the Node instead, and set --node-missing-grace",
 	"node-cleanup-resource-sweep":    "remove it: the search runs every 30 minutes",
+	"node-cleanup-paths":             "remove it, or set --node-finalizer-mode=off: the cleanup of missing Nodes has a grace period and the breaker",
 	"node-cleanup-static":            "delete PersistentVolumes by hand if the driver did not provision them",
 	"pv-removable-finalizers":        "remove it: only the finalizers of the provisioner and attacher of the driver are removed",
 	"webhook-strip-foreign-capacity": "remove the capacity annotations from the pod templates",

@@ -49,8 +49,7 @@ type command struct {
 
 // Cleanup prints what it would delete of a deleted node, and with Yes deletes it.
 //
-// The opt-in and --pv-release-grace do not apply. For the named Node, the grace period, --node-cleanup-paths and the
-// breaker do not apply either. All other checks apply, and to the other nodes of a volume also these three.
+// The opt-in and --pv-release-grace do not apply. For the named Node, the grace period and the breaker do not apply either. All other checks apply, and to the other nodes of a volume also these three.
 func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, request CleanupRequest, out io.Writer) error {
 	if request.Node == "" {
 		return errors.New("--node: must name the node to clean up after")

@@ -109,7 +109,7 @@ func (h host) leaves() bool { return len(h.volumes) > 0 || len(h.unbound) > 0 ||
 // pending reports whether the clean-up of a host has something to delete, now or later, while the other hosts of its
 // volumes are as they are. Only such hosts count for the breaker.
 func (p Policy) pending(h host, now time.Time) bool {
-	if !p.Deletes() || h.record.OptedOut || h.state == missing && !p.path(PathOrphan) {
+	if !p.Deletes() || h.record.OptedOut {
 		return false
 	}
 	if len(h.unbound) > 0 || h.resources {
@@ -176,7 +176,7 @@ func (p Policy) decideMissing(h host, c cluster, cleaned bool) hostStep {
 		return hostStep{action: hostNothing, state: stateHeld}
 	case c.now.Before(due):
 		return hostStep{action: hostNothing, state: stateSuspect, next: due}
-	case cleaned || !p.Deletes() || !p.path(PathOrphan):
+	case cleaned || !p.Deletes():
 		return hostStep{action: hostNothing}
 	case p.unwatched(h.record, c.checked, c.now):
 		return hostStep{action: hostCheckLost, state: stateSuspect}

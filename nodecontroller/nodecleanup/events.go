@@ -130,8 +130,6 @@ func (n *notifier) missing(p Policy, h host, v volume, due time.Time) {
 	case !p.Deletes():
 		follows = fmt.Sprintf("nothing is deleted. For a plan, run storage-controller nodecontroller cleanup --driver-name=%s --node=%s",
 			p.driver, h.name())
-	case !p.path(PathOrphan):
-		follows += ": --node-cleanup-paths does not include " + PathOrphan
 	case h.record.OptedOut:
 		follows += ": the Node had opted out"
 	case len(v.kept()) > 0:

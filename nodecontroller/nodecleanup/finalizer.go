@@ -56,8 +56,6 @@ func (p Policy) idle(h host, c cluster) string {
 		return "--skip-node-finalize is set"
 	case !p.Deletes() || p.dryRun:
 		return "the mode of the cleanup is " + string(p.mode())
-	case !p.path(PathFinalizer):
-		return "--node-cleanup-paths does not include " + PathFinalizer
 	case h.record.OptedOut:
 		return cmp.Or(optOut(p.annotation, h.nodes...), "the Node had opted out")
 	case c.keyProblem != "":

@@ -89,7 +89,6 @@ func (p Policy) mayClean(t target, c cluster) (found findings) {
 func (p Policy) checkMissing(found *findings, h host, c cluster) {
 	if !h.named {
 		since := h.recorded && !h.record.Since.IsZero()
-		found.add(!p.path(PathOrphan), checkMode, "PathOff", "--node-cleanup-paths does not include %s", PathOrphan)
 		found.add(!since, checkGrace, "NotRecorded", "there is no record that %s is missing", h.name())
 		found.add(since && c.now.Before(p.due(h)), checkGrace, "Grace", "node %s has been missing for less than %v", h.name(),
 			p.NodeMissingGrace)
@@ -115,7 +114,6 @@ func (p Policy) unwatched(r LostNode, last, now time.Time) bool {
 // --node-delete-grace replaces --node-missing-grace, and the state of the cluster does not matter.
 func (p Policy) checkDeleting(found *findings, h host, c cluster) {
 	found.add(p.command, checkAbsence, "NodeExists", "Node %s exists", h.name())
-	found.add(!p.path(PathFinalizer), checkMode, "PathOff", "--node-cleanup-paths does not include %s", PathFinalizer)
 	known := h.recorded && slices.ContainsFunc(h.nodes, func(n *corev1.Node) bool { return n.UID == h.record.UID })
 	for _, n := range h.nodes {
 		if n.DeletionTimestamp == nil || !known {

@@ -35,7 +35,6 @@ type Settings struct {
 	SkipNodeFinalize bool `mapstructure:"skip-node-finalize"`
 
 	NodeCleanup        Mode          `mapstructure:"node-cleanup"`
-	NodeCleanupPaths   []string      `mapstructure:"node-cleanup-paths"` // of [PathFinalizer] and [PathOrphan]
 	NodeCleanupScope   Scope         `mapstructure:"node-cleanup-scope"`
 	NodeCleanupUnbound UnboundPolicy `mapstructure:"node-cleanup-unbound"`
 	NodeCleanupRetain  RetainPolicy  `mapstructure:"node-cleanup-retain"`
@@ -70,7 +69,7 @@ func DefaultSettings() Settings {
 	return Settings{
 		NodeFinalizerMode: FinalizerOff, NodeFinalizerTimeout: 15 * time.Minute, NodeFinalizerWaitForOthers: true,
 		NodeDeleteGrace: 5 * time.Minute,
-		NodeCleanup:     ModeReport, NodeCleanupPaths: []string{PathFinalizer, PathOrphan}, NodeCleanupScope: ScopeOptIn,
+		NodeCleanup:     ModeReport, NodeCleanupScope: ScopeOptIn,
 		NodeCleanupUnbound: UnboundIgnore, NodeCleanupRetain: RetainSkip, NodeMissingGrace: 15 * time.Minute,
 		NodeCleanupWindow: 10 * time.Minute, NodeCleanupMaxFraction: 0.1, NodeCleanupMinNodes: 1,
 		NodeCleanupQPS: 0.5, NodeCleanupBurst: 10, NodeCleanupResourceSweep: 30 * time.Minute, PVReleaseGrace: 10 * time.Minute,
@@ -134,12 +133,6 @@ type RetainPolicy string
 const (
 	RetainSkip  RetainPolicy = "skip"
 	RetainClaim RetainPolicy = "claim" // the claim is deleted, the volume is kept
-)
-
-// The ways in which the clean-up learns that a node is lost.
-const (
-	PathFinalizer = "finalizer" // it is being deleted and waits for our finalizer
-	PathOrphan    = "orphan"    // volumes name it, and it does not exist
 )
 
 // Values of the annotation that [CleanupAnnotation] returns.
@@ -209,9 +202,6 @@ func newPolicy(s Settings, driver string) Policy {
 func (s Settings) Deletes() bool {
 	return slices.Contains([]Mode{ModeDryRun, ModeClaims, ModeVolumes}, s.NodeCleanup) && !s.SkipNodeFinalize
 }
-
-// path reports whether a path may delete.
-func (s Settings) path(name string) bool { return slices.Contains(s.NodeCleanupPaths, name) }
 
 // mode returns the mode as the operator has set it.
 func (p Policy) mode() Mode {

@@ -545,25 +545,6 @@ func TestOptOutOfANode(t *testing.T) {
 	})
 }
 
-// TestFinalizerPathOnly: lost nodes without our finalizer are neither cleaned up nor counted.
-func TestFinalizerPathOnly(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupPaths = []string{PathFinalizer} })
-	f.node("g")
-	pv, kept := f.bound("g", "g")
-	f.node("n", f.cfg.NodeFinalizer)
-	f.bound("a", "n")
-	f.onlyWrites("DELETE "+claimA, "PATCH nodes/n")
-	f.start()
-	f.observed("g")
-	f.observed("a")
-	f.deleteNode("g")
-	f.stays(2*shortGrace, pv, kept)
-	f.deleteNode("n")
-	f.claimDeleted("a")
-	f.nodeDeleted("n")
-	f.untouched(pv, kept)
-}
-
 // TestFinalizerWasRemoved: an administrator removed our finalizer from a Node that is being deleted.
 func TestFinalizerWasRemoved(t *testing.T) {
 	f := scenario(t, func(f *fixture) { f.cfg.NodeDeleteGrace = 2 * shortGrace })

@@ -115,7 +115,7 @@ func (v volume) keepsResource() string {
 
 // sweep lists the custom resources of Nodes that do not exist, every [Settings.NodeCleanupResourceSweep].
 func (t *term) sweep(ctx context.Context) {
-	if len(t.c.resources) == 0 || t.policy.NodeCleanupResourceSweep <= 0 || !t.policy.Deletes() || !t.policy.path(PathOrphan) {
+	if len(t.c.resources) == 0 || t.policy.NodeCleanupResourceSweep <= 0 || !t.policy.Deletes() {
 		return
 	}
 	tick := time.NewTicker(t.policy.NodeCleanupResourceSweep)

@@ -85,7 +85,6 @@ node-cleanup
 node-cleanup-burst
 node-cleanup-max-fraction
 node-cleanup-min-nodes
-node-cleanup-paths
 node-cleanup-qps
 node-cleanup-resource
 node-cleanup-retain
@@ -116,7 +115,6 @@ nodecontroller.node-cleanup
 nodecontroller.node-cleanup-burst
 nodecontroller.node-cleanup-max-fraction
 nodecontroller.node-cleanup-min-nodes
-nodecontroller.node-cleanup-paths
 nodecontroller.node-cleanup-qps
 nodecontroller.node-cleanup-resource
 nodecontroller.node-cleanup-retain
