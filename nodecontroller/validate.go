@@ -63,14 +63,18 @@ func (c Config) validateModes() error {
 	errs := []error{
 		oneOf("--node-finalizer-mode", c.NodeFinalizerMode, nodecleanup.FinalizerOff, nodecleanup.FinalizerRemove,
 			nodecleanup.FinalizerManage),
-		oneOf("--node-cleanup", c.NodeCleanup, nodecleanup.ModeOff, nodecleanup.ModeReport, nodecleanup.ModeDryRun,
-			nodecleanup.ModeClaims, nodecleanup.ModeVolumes),
 		oneOf("--node-cleanup-scope", c.NodeCleanupScope, nodecleanup.ScopeOptIn, nodecleanup.ScopeAll),
 		oneOf("--node-cleanup-retain", c.NodeCleanupRetain, nodecleanup.RetainSkip, nodecleanup.RetainClaim),
 		oneOf("--pvc-finalizer-mode", c.PVCFinalizerMode, pvcfinalizer.ModeOff, pvcfinalizer.ModeStrip, pvcfinalizer.ModeEnforce),
 		oneOf("--pvc-pod-deletion", c.PVCPodDeletion, pvcfinalizer.PodsNone, pvcfinalizer.PodsPending, pvcfinalizer.PodsOrphaned,
 			pvcfinalizer.PodsAll),
 		oneOf("--webhook-cert-mode", c.WebhookCertMode, servingcert.Files, servingcert.Secret, servingcert.SelfSigned),
+	}
+	if c.NodeCleanup == "dry-run" {
+		errs = append(errs, errors.New("--node-cleanup=dry-run was removed: use report, and doctor for permissions"))
+	} else {
+		errs = append(errs, oneOf("--node-cleanup", c.NodeCleanup, nodecleanup.ModeOff, nodecleanup.ModeReport, nodecleanup.ModeClaims,
+			nodecleanup.ModeVolumes))
 	}
 	if c.NodeCleanupUnbound == "reschedule" {
 		errs = append(errs, fmt.Errorf("--node-cleanup-unbound: reschedule was removed: set %s, with which the provisioner lets the "+
@@ -150,7 +154,7 @@ func (c Config) validateWebhooks() error {
 // DeletingFlags returns the flags with which c deletes objects that belong to others. c must be resolved.
 func (c Config) DeletingFlags() []string {
 	var flags []string
-	if c.Deletes() && c.NodeCleanup != nodecleanup.ModeDryRun {
+	if c.Deletes() {
 		flags = append(flags, fmt.Sprintf("--node-cleanup=%s", c.NodeCleanup))
 	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.PVCPodDeletion != pvcfinalizer.PodsNone {

@@ -54,7 +54,7 @@ func TestValidate(t *testing.T) {
 		"mode of the finalizer": {func(c *Config) { c.NodeFinalizerMode = "add" },
 			"--node-finalizer-mode: must be one of off, remove, manage"},
 		"mode of the clean-up": {func(c *Config) { c.NodeCleanup = "all" },
-			"--node-cleanup: must be one of off, report, dry-run, claims, volumes"},
+			"--node-cleanup: must be one of off, report, claims, volumes"},
 		"scope": {func(c *Config) { c.NodeCleanupScope = "" },
 			"--node-cleanup-scope: must be one of opt-in, all"},
 		"removed policy for unbound claims": {func(c *Config) { c.NodeCleanupUnbound = "reschedule" },
@@ -143,7 +143,6 @@ func TestDeletes(t *testing.T) {
 		want   string
 	}{
 		"nothing by default":      {nil, ""},
-		"a trial deletes nothing": {func(c *Config) { c.NodeCleanup = nodecleanup.ModeDryRun }, ""},
 		"a policy without a mode": {func(c *Config) { c.NodeCleanupUnbound = nodecleanup.UnboundDelete }, ""},
 		"claims":                  {func(c *Config) { c.NodeCleanup = nodecleanup.ModeClaims }, "--node-cleanup=claims"},
 		"volumes":                 {func(c *Config) { c.NodeCleanup = nodecleanup.ModeVolumes }, "--node-cleanup=volumes"},

@@ -68,6 +68,8 @@ func TestRefusals(t *testing.T) {
 			[]string{"a flag of the driver", "--logging-format"}},
 		"a removed flag": {[]string{"nodecontroller", "--node-cleanup-out-of-service"}, 2,
 			[]string{"--node-cleanup-out-of-service was removed", "delete the Node"}},
+		"a removed mode": {[]string{"all", "--node-cleanup=dry-run"}, 2,
+			[]string{"--node-cleanup=dry-run was removed: use report, and doctor for permissions"}},
 		"a removed value": {[]string{"nodecontroller", "--driver-name=a.b", "--node-cleanup-unbound=reschedule"}, 2,
 			[]string{"reschedule was removed: set ignore"}},
 		"an unknown flag": {[]string{"nodecontroller", "--minimum"}, 2, []string{"unknown flag: --minimum"}},

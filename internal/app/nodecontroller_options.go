@@ -79,8 +79,7 @@ func nodeCleanupOptions(d nodecontroller.Config) []settings.Option {
 	return []settings.Option{
 		{Name: "node-cleanup", Default: string(d.NodeCleanup),
 			Usage: "cleanup of volumes whose node was deleted: off; report (events and metrics only); " +
-				"dry-run (also try every deletion with server-side dry run); claims (delete their PVCs); volumes (also remove PVs that " +
-				"no driver can delete any more). " +
+				"claims (delete their PVCs); volumes (also remove PVs that no driver can delete any more). " +
 				"claims and volumes require --leader-election"},
 		{Name: "node-cleanup-scope", Default: string(d.NodeCleanupScope),
 			Usage: "opt-in: volumes whose StorageClass or PVC opts in by an annotation; all: all volumes except those that opt out"},

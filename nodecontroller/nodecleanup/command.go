@@ -67,7 +67,7 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 		policy: p, live: l, cluster: c.cluster,
 		gather: gatherer{p, c.key, l.source, c.record, func(v string) []string { return c.listed.names.with(v) },
 			[]string{request.Node}},
-		notify:  newNotifier(sendEvent(ctx, client, request.Driver), false),
+		notify:  newNotifier(sendEvent(ctx, client, request.Driver)),
 		metrics: newMetrics(prometheus.NewRegistry(), func() counts { return counts{} }),
 		confirm: func(context.Context) error { return nil }, allow: func() bool { return true },
 		acts: func(context.Context, []string) (bool, error) { return false, nil },

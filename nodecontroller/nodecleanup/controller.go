@@ -71,10 +71,10 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	if p.Deletes() && deps.Namespace == "" {
 		return nil, fmt.Errorf("--node-cleanup=%s: the namespace of the process is unknown, and the records of lost nodes are stored "+
 			"there. "+
-			"Set the environment variable POD_NAMESPACE", p.mode())
+			"Set the environment variable POD_NAMESPACE", p.NodeCleanup)
 	}
 	c := &Controller{
-		cfg: cfg, deps: deps, policy: p, notify: newNotifier(deps.Events.Event, p.dryRun),
+		cfg: cfg, deps: deps, policy: p, notify: newNotifier(deps.Events.Event),
 		index:   newIndex(deps.Driver, cfg.TopologyNodeKey),
 		limiter: rate.NewLimiter(rate.Limit(cfg.NodeCleanupQPS), cfg.NodeCleanupBurst),
 		volumes: deps.Informers.Volumes(), claims: deps.Informers.Claims(), classes: deps.Informers.Classes(),
@@ -145,7 +145,7 @@ func (c *Controller) newTerm(end func(cause error)) (t *term) {
 	t = &term{namespaces: expiring.NewExpiring()}
 	t.observer = &observer{
 		memories: &memories{policy: c.policy, hosts: map[string]*memory{}}, c: c, live: newLive(c.deps.Client, c.cfg.Timeout),
-		records: newRecords(c.deps, c.policy.mode(), hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout, end,
+		records: newRecords(c.deps, c.policy.NodeCleanup, hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout, end,
 			func() { t.queue.Add(recordsKey) }),
 		gather: t.gatherHost, listed: newIndex("", ""), forbidden: map[string]bool{}, checked: make(chan struct{}),
 	}

@@ -60,7 +60,7 @@ func (f *findings) add(failed bool, ck check, name, format string, args ...any) 
 // is the only function that permits a deletion, it has no side effects, and before each deletion it
 // is called with a target and a cluster that were read from the API server.
 func (p Policy) mayClean(t target, c cluster) (found findings) {
-	found.add(!p.Deletes(), checkMode, "ReportOnly", "the mode of the cleanup is %s", p.mode())
+	found.add(!p.Deletes(), checkMode, "ReportOnly", "the mode of the cleanup is %s", p.NodeCleanup)
 	found.add(t.refusal != "", checkScope, "Scope", "%s", t.refusal)
 	found.add(c.keyProblem != "", checkAbsence, "TopologyKeyUnknown", "%s. Set --topology-node-key", c.keyProblem)
 	found.add(len(t.hosts) == 0, checkAbsence, "NotLocal", "it belongs to no node")

@@ -79,7 +79,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 
 // action counts a deletion.
 func (m *metrics) action(name string, p Policy, err error) {
-	m.actions.WithLabelValues(name, string(p.mode()), kube.WriteResult(err)).Inc()
+	m.actions.WithLabelValues(name, string(p.NodeCleanup), kube.WriteResult(err)).Inc()
 }
 
 func (m *metrics) held(since time.Time) { m.hold.Observe(time.Since(since).Seconds()) }

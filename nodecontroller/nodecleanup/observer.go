@@ -287,7 +287,7 @@ func (t *observer) announce(ctx context.Context, open bool) {
 			"return or you approve: storage-controller nodecontroller approve --driver-name=%s NODE... --yes. Lost: %s", v.lost, v.total,
 			v.limit, t.policy.driver, kube.ShortList(v.names, 10))
 	} else {
-		t.c.notify.send(driver, corev1.EventTypeNormal, reasonBreakerClosed, t.c.notify.prefix+"No cleanup waits for an approval any more")
+		t.c.notify.send(driver, corev1.EventTypeNormal, reasonBreakerClosed, "No cleanup waits for an approval any more")
 	}
 	for _, host := range t.lost() {
 		t.queue.Add(host)
@@ -301,7 +301,7 @@ func (t *observer) acts(ctx context.Context, hosts []string) (wrote bool, err er
 		r, _ := t.records.get(h)
 		return now.Sub(r.Acted) < min(later, t.policy.NodeCleanupWindow/2)
 	})
-	if len(old) == 0 || t.policy.dryRun {
+	if len(old) == 0 {
 		return false, nil
 	}
 	return true, t.records.change(ctx, func(s recordSet) {
@@ -353,7 +353,7 @@ func (t *observer) reportProblems(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "List and watch are forbidden. Grant list and watch on the resource to the ServiceAccount",
 			"resource", resource)
 		t.c.notify.seldom(driver, reasonBlocked, "forbidden/"+resource,
-			fmt.Sprintf("listing and watching %s for --node-cleanup=%s: %v%s", resource, t.policy.mode(), err, grantHint))
+			fmt.Sprintf("listing and watching %s for --node-cleanup=%s: %v%s", resource, t.policy.NodeCleanup, err, grantHint))
 	}
 	if !t.policy.Deletes() {
 		return

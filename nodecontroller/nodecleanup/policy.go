@@ -5,7 +5,6 @@ package nodecleanup
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -103,7 +102,6 @@ type Mode string
 const (
 	ModeOff     Mode = "off"
 	ModeReport  Mode = "report"  // events, metrics and records only
-	ModeDryRun  Mode = "dry-run" // as claims; deletions are sent with server-side dry run
 	ModeClaims  Mode = "claims"  // claims are deleted
 	ModeVolumes Mode = "volumes" // and volumes that the driver can no longer delete
 )
@@ -177,7 +175,6 @@ type Policy struct {
 	// removable are the finalizers of volumes that only the provisioner and the attacher of the driver remove. They are removed
 	// together with a volume that the driver can no longer delete.
 	removable []string
-	dryRun    bool
 	// command means that an administrator named a node: the opt-in and --pv-release-grace are not required, see also [host].
 	command bool
 	plan    bool // nothing is sent
@@ -189,34 +186,15 @@ const provisionerFinalizer = "external-provisioner.volume.kubernetes.io/finalize
 func newPolicy(s Settings, driver string) Policy {
 	p := Policy{Settings: s, driver: driver, annotation: CleanupAnnotation(driver),
 		removable: []string{provisionerFinalizer, kube.AttacherFinalizerPrefix + election.Sanitize(driver)}}
-	switch {
-	case s.SkipNodeFinalize:
+	if s.SkipNodeFinalize {
 		p.NodeCleanup = ModeOff
-	case s.NodeCleanup == ModeDryRun:
-		p.NodeCleanup, p.dryRun = ModeClaims, true
 	}
 	return p
 }
 
-// Deletes reports whether the mode may delete anything, as a dry run or for real.
+// Deletes reports whether the mode may delete anything.
 func (s Settings) Deletes() bool {
-	return slices.Contains([]Mode{ModeDryRun, ModeClaims, ModeVolumes}, s.NodeCleanup) && !s.SkipNodeFinalize
-}
-
-// mode returns the mode as the operator has set it.
-func (p Policy) mode() Mode {
-	if p.dryRun {
-		return ModeDryRun
-	}
-	return p.NodeCleanup
-}
-
-// dryRunOption returns the option DryRun of a write.
-func (p Policy) dryRunOption() []string {
-	if p.dryRun {
-		return []string{metav1.DryRunAll}
-	}
-	return nil
+	return (s.NodeCleanup == ModeClaims || s.NodeCleanup == ModeVolumes) && !s.SkipNodeFinalize
 }
 
 // refusal returns why the owners of a volume or claim, by kind, do not consent to its clean-up, or "".

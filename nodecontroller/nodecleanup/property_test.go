@@ -254,7 +254,7 @@ func (a *actors) execute(h history) error {
 // restart discards the memory of a process and lists all objects.
 func (p *replica) restart(w *world, s Settings) {
 	p.c.cfg = Config{Settings: s, Workers: 1, Timeout: time.Minute}
-	p.c.policy, p.c.notify = newPolicy(s, worldDriver), newNotifier(silent, false)
+	p.c.policy, p.c.notify = newPolicy(s, worldDriver), newNotifier(silent)
 	p.c.index, p.c.limiter = newIndex(worldDriver, ""), rate.NewLimiter(rate.Inf, 1)
 	p.view, p.position, p.known, p.optedOut = newView(), len(w.log), map[string]time.Time{}, map[string]bool{}
 	p.alive = map[string]time.Time{}

@@ -387,7 +387,7 @@ func TestResponsesThatPass(t *testing.T) {
 		note := func(_ runtime.Object, _, _, message string) { said = append(said, message) }
 		o := &observer{
 			memories: &memories{policy: newPolicy(settingsOf(0), worldDriver)}, live: newLive(worldClient{w: &world{}}, time.Minute),
-			c: &Controller{notify: newNotifier(note, false)}, forbidden: map[string]bool{},
+			c: &Controller{notify: newNotifier(note)}, forbidden: map[string]bool{},
 		}
 		logger := funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{})
 		o.report(klog.NewContext(t.Context(), logger), "host n", err)

@@ -222,7 +222,7 @@ func TestTextOfUnparsableRecords(t *testing.T) {
 	p.restart(r.w, r.settings)
 	r.lead(p)
 	var said []string
-	p.c.notify = newNotifier(func(_ runtime.Object, _, _, message string) { said = append(said, message) }, false)
+	p.c.notify = newNotifier(func(_ runtime.Object, _, _, message string) { said = append(said, message) })
 	edit := func(edit func(cm *corev1.ConfigMap)) {
 		cm := r.w.stored.DeepCopy()
 		cm.ObjectMeta = r.w.changed(cm.ObjectMeta)
@@ -413,7 +413,7 @@ func TestVolumeOfTwoNodes(t *testing.T) {
 				t.Errorf("pending is %v", got)
 			}
 			var said string
-			newNotifier(func(_ runtime.Object, _, _, message string) { said = message }, false).missing(p, h, v, time.Now())
+			newNotifier(func(_ runtime.Object, _, _, message string) { said = message }).missing(p, h, v, time.Now())
 			if !strings.Contains(said, tc.want) {
 				t.Errorf("the owners are told: %s", said)
 			}

@@ -401,18 +401,6 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 			}
 		})
 	})
-	t.Run("040_dry_run", func(t *testing.T) {
-		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanup = ModeDryRun })
-		pv, pvc := f.bound("a", "n")
-		f.onlyWrites("DELETE " + claimA + " as dry run")
-		f.start()
-		f.event("PersistentVolume", pv.Name, "NodeMissing", "(dry-run) ")
-		f.event("PersistentVolume", pv.Name, "NodeVolumeClaimDeleted", "(dry-run) ")
-		f.stays(shortGrace, pv, pvc)
-		if n := len(f.asked("DELETE " + claimA + " as dry run")); n != 1 {
-			t.Errorf("%d deletions were sent as dry run", n)
-		}
-	})
 	t.Run("041_forbidden", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.RetryIntervalMax = time.Minute })
 		allow := f.without("delete", "", "persistentvolumeclaims")

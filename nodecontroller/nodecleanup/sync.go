@@ -212,7 +212,7 @@ func (t *term) writeRecord(ctx context.Context, h host) error {
 	case err != nil || !current:
 	case !record.Since.IsZero() && !before.Since.Equal(record.Since):
 		h.record, _ = t.records.get(h.value)
-		klog.FromContext(ctx).Info("Node is missing", "node", h.name(), "volumes", len(h.volumes), "mode", string(t.policy.mode()))
+		klog.FromContext(ctx).Info("Node is missing", "node", h.name(), "volumes", len(h.volumes), "mode", string(t.policy.NodeCleanup))
 		for _, v := range h.volumes {
 			t.c.notify.missing(t.policy, h, v, t.policy.due(h))
 		}

@@ -131,7 +131,7 @@ customResources: {{ concat ($n.customResources | default list) (ternary (list (p
 {{- if ne $modes.nodeFinalizer "off" }}
 - nodecontroller-node-finalizer
 {{- end }}
-{{- if has $modes.cleanup (list "dry-run" "claims" "volumes") }}
+{{- if has $modes.cleanup (list "claims" "volumes") }}
 - nodecontroller-cleanup
 {{- end }}
 {{- if eq $modes.cleanup "volumes" }}
