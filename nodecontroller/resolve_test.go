@@ -52,7 +52,7 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"node-cleanup": "report", "node-cleanup-scope": "opt-in", "node-cleanup-unbound": "ignore", "node-cleanup-retain": "skip",
+		"node-cleanup": "report", "node-cleanup-scope": "opt-in", "node-cleanup-retain": "skip",
 		"node-delete-grace": "5m0s", "node-finalizer-wait-for-others": "true", "node-finalizer-mode": "off", "pvc-finalizer-mode": "off",
 		"pvc-obsolete-finalizers": "", "pvc-pod-deletion": "orphaned", "default-device-class": "00default",
 		"topology-node-key": "", "node-cleanup-resource": "", "enable-webhooks": "false",
@@ -89,7 +89,6 @@ func TestProfiles(t *testing.T) {
 		"topology-node-key":              {"": "topology.D/node"},
 		"node-cleanup":                   {"": "claims"},
 		"node-cleanup-scope":             {"": "all"},
-		"node-cleanup-unbound":           {"": "delete"},
 		"node-cleanup-retain":            {"": "claim"},
 		"node-delete-grace":              {"": "0s"},
 		"node-finalizer-wait-for-others": {"": "false"},

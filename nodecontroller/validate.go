@@ -76,12 +76,6 @@ func (c Config) validateModes() error {
 		errs = append(errs, oneOf("--node-cleanup", c.NodeCleanup, nodecleanup.ModeOff, nodecleanup.ModeReport, nodecleanup.ModeClaims,
 			nodecleanup.ModeVolumes))
 	}
-	if c.NodeCleanupUnbound == "reschedule" {
-		errs = append(errs, fmt.Errorf("--node-cleanup-unbound: reschedule was removed: set %s, with which the provisioner lets the "+
-			"scheduler select another node", nodecleanup.UnboundIgnore))
-	} else {
-		errs = append(errs, oneOf("--node-cleanup-unbound", c.NodeCleanupUnbound, nodecleanup.UnboundIgnore, nodecleanup.UnboundDelete))
-	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.PVCFinalizer != "" && slices.Contains(c.PVCObsoleteFinalizers, c.PVCFinalizer) {
 		errs = append(errs, fmt.Errorf("--pvc-obsolete-finalizers: must not contain %s, which --pvc-finalizer-mode=%s keeps",
 			c.PVCFinalizer, pvcfinalizer.ModeEnforce))

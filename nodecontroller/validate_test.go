@@ -57,10 +57,6 @@ func TestValidate(t *testing.T) {
 			"--node-cleanup: must be one of off, report, claims, volumes"},
 		"scope": {func(c *Config) { c.NodeCleanupScope = "" },
 			"--node-cleanup-scope: must be one of opt-in, all"},
-		"removed policy for unbound claims": {func(c *Config) { c.NodeCleanupUnbound = "reschedule" },
-			"reschedule was removed: set ignore"},
-		"policy for unbound claims": {func(c *Config) { c.NodeCleanupUnbound = "x" },
-			"--node-cleanup-unbound: must be one of ignore, delete"},
 		"policy for retained volumes": {func(c *Config) { c.NodeCleanupRetain = "x" },
 			"--node-cleanup-retain: must be one of skip, claim"},
 		"mode of claims": {func(c *Config) { c.PVCFinalizerMode = "x" },
@@ -142,10 +138,9 @@ func TestDeletes(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		"nothing by default":      {nil, ""},
-		"a policy without a mode": {func(c *Config) { c.NodeCleanupUnbound = nodecleanup.UnboundDelete }, ""},
-		"claims":                  {func(c *Config) { c.NodeCleanup = nodecleanup.ModeClaims }, "--node-cleanup=claims"},
-		"volumes":                 {func(c *Config) { c.NodeCleanup = nodecleanup.ModeVolumes }, "--node-cleanup=volumes"},
+		"nothing by default": {nil, ""},
+		"claims":             {func(c *Config) { c.NodeCleanup = nodecleanup.ModeClaims }, "--node-cleanup=claims"},
+		"volumes":            {func(c *Config) { c.NodeCleanup = nodecleanup.ModeVolumes }, "--node-cleanup=volumes"},
 		"pods of claims": {func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeEnforce },
 			"--pvc-finalizer-mode=enforce with --pvc-pod-deletion=orphaned"},
 		"a finalizer without pods": {func(c *Config) {

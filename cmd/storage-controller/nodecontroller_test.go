@@ -40,7 +40,6 @@ nodecontroller:
 			"node-cleanup-scope":      {"opt-in", "environment"},
 			"node-cleanup-retain":     {"skip", "flag"},
 			"node-missing-grace":      {"20m0s", "flag"},
-			"node-cleanup-unbound":    {"delete", "profile"},
 			"pvc-finalizer":           {"topolvm.io/pvc", "profile"}, // a name that was set to nothing was not set
 			"webhook-cert-mode":       {"files", "default"},
 			"driver-name":             {"topolvm.io", "profile"},
@@ -70,8 +69,6 @@ func TestRefusals(t *testing.T) {
 			[]string{"--node-cleanup-out-of-service was removed", "delete the Node"}},
 		"a removed mode": {[]string{"all", "--node-cleanup=dry-run"}, 2,
 			[]string{"--node-cleanup=dry-run was removed: use report, and doctor for permissions"}},
-		"a removed value": {[]string{"nodecontroller", "--driver-name=a.b", "--node-cleanup-unbound=reschedule"}, 2,
-			[]string{"reschedule was removed: set ignore"}},
 		"an unknown flag": {[]string{"nodecontroller", "--minimum"}, 2, []string{"unknown flag: --minimum"}},
 		"two sockets": {[]string{"nodecontroller", "--csi-socket=/a", "--csi-address=/b"}, 2,
 			[]string{"--csi-address and --csi-socket"}},

@@ -39,7 +39,7 @@ var wrongValues = map[string][]string{
 	"groupsnapshot-name-uuid-length": {"99"},
 	"profile":                        {"some"}, "topology-node-key": {"a b"}, "node-finalizer": {"x"}, "node-finalizer-mode": {"some"},
 	"node-finalizer-timeout": {"-1s"}, "node-delete-grace": {"-1s"}, "node-cleanup": {"some"},
-	"node-cleanup-scope": {"some"}, "node-cleanup-unbound": {"some"}, "node-cleanup-retain": {"some"}, "node-missing-grace": {"1s"},
+	"node-cleanup-scope": {"some"}, "node-cleanup-retain": {"some"}, "node-missing-grace": {"1s"},
 	"node-cleanup-window": {"-1s"}, "node-cleanup-max-fraction": {"NaN"}, "node-cleanup-min-nodes": {"-1"}, "node-cleanup-qps": {"0"},
 	"node-cleanup-burst": {"0"}, "node-cleanup-resource": {"x"}, "pv-release-grace": {"-1s"},
 	"pvc-finalizer": {"x"}, "pvc-finalizer-mode": {"some"}, "pvc-obsolete-finalizers": {"x"}, "pvc-pod-deletion": {"some"},

@@ -83,9 +83,6 @@ func nodeCleanupOptions(d nodecontroller.Config) []settings.Option {
 				"claims and volumes require --leader-election"},
 		{Name: "node-cleanup-scope", Default: string(d.NodeCleanupScope),
 			Usage: "opt-in: volumes whose StorageClass or PVC opts in by an annotation; all: all volumes except those that opt out"},
-		{Name: "node-cleanup-unbound", Default: string(d.NodeCleanupUnbound),
-			Usage: "action for PVCs that wait for a volume on a deleted node: ignore (the provisioner lets the scheduler select " +
-				"another node) or delete"},
 		{Name: "node-cleanup-retain", Default: string(d.NodeCleanupRetain),
 			Usage: "action for PVCs of volumes with reclaim policy Retain: skip, or claim (delete the PVC; the volume is always kept)"},
 		{Name: "node-missing-grace", Default: d.NodeMissingGrace, Usage: "minimum time that a Node must have been missing; at least 1m"},

@@ -11,6 +11,7 @@ var removed = map[string]string{
 	"node-cleanup-resource-sweep":    "remove it: the search runs every 30 minutes",
 	"node-cleanup-paths":             "remove it, or set --node-finalizer-mode=off: the cleanup of missing Nodes has a grace period and the breaker",
 	"node-cleanup-static":            "delete PersistentVolumes by hand if the driver did not provision them",
+	"node-cleanup-unbound":           "remove it: the provisioner lets the scheduler select another node for a PersistentVolumeClaim without a volume",
 	"pv-removable-finalizers":        "remove it: only the finalizers of the provisioner and attacher of the driver are removed",
 	"webhook-strip-foreign-capacity": "remove the capacity annotations from the pod templates",
 	"webhook-disable-http2":          "set the environment variable GODEBUG=http2server=0",

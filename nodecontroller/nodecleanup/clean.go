@@ -30,27 +30,6 @@ func (p pass) clean(ctx context.Context) (next time.Time, err error) {
 			return next, errors.Join(errs...)
 		}
 	}
-	if p.h.state == deleting {
-		p.mismatched()
-	}
-	for _, claim := range shuffled(p.h.unbound) {
-		if at := p.c.tokens(time.Now()); limited([]host{p.h}) && !at.IsZero() {
-			return at, errors.Join(errs...)
-		}
-		r, err := p.cleaner.removeUnbound(ctx, p.h, claim)
-		p.remember(p.h.value, func(m *memory) { m.sent[claim.UID] = r.done })
-		if r.done {
-			p.claims.MarkDeleted(claim)
-		}
-		if len(r.reasons) > 0 {
-			p.c.notify.seldom(claim, reasonSkipped, r.reasons[0].name, "Nothing is cleaned up: "+r.reasons[0].String())
-			next = earliest(next, p.retryAt(r.reasons))
-		}
-		errs = append(errs, err)
-		if err != nil && !isAnswer(err) {
-			return next, errors.Join(errs...)
-		}
-	}
 	if len(p.c.resources) > 0 {
 		next, err = p.cleanHostResources(ctx, next)
 	}

@@ -104,7 +104,7 @@ func (h host) recordOfMissing() LostNode {
 }
 
 // leaves reports whether anything of a host is left to clean up or to wait for.
-func (h host) leaves() bool { return len(h.volumes) > 0 || len(h.unbound) > 0 || h.resources }
+func (h host) leaves() bool { return len(h.volumes) > 0 || h.resources }
 
 // pending reports whether the clean-up of a host has something to delete, now or later, while the other hosts of its
 // volumes are as they are. Only such hosts count for the breaker.
@@ -112,7 +112,7 @@ func (p Policy) pending(h host, now time.Time) bool {
 	if !p.Deletes() || h.record.OptedOut {
 		return false
 	}
-	if len(h.unbound) > 0 || h.resources {
+	if h.resources {
 		return true
 	}
 	return slices.ContainsFunc(h.volumes, func(v volume) bool { return len(v.kept()) == 0 && p.nextStep(v, now).pending })

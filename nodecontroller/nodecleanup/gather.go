@@ -27,7 +27,6 @@ type host struct {
 	recorded bool
 	last     lastSeen // of its deleted Node, if this process has seen it
 	volumes  []volume
-	unbound  []*corev1.PersistentVolumeClaim // that wait for a volume on its Node
 	// resources reports whether custom resources of its Node exist, as far as they were listed.
 	resources bool
 	drained   bool // see [term.drained]

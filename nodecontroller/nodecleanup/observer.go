@@ -104,11 +104,6 @@ func (t *observer) enqueueOthers(first bool) {
 			t.queue.Add(hostOf(node, key))
 		}
 	}
-	for _, claim := range t.c.claims.List() {
-		if claim.Spec.VolumeName == "" {
-			t.c.claimChanged(claim)
-		}
-	}
 	for _, host := range t.withResources() {
 		t.queue.Resync(host)
 	}

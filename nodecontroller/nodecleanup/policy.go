@@ -33,11 +33,10 @@ type Settings struct {
 	// SkipNodeFinalize disables the clean-up. The finalizer is removed.
 	SkipNodeFinalize bool `mapstructure:"skip-node-finalize"`
 
-	NodeCleanup        Mode          `mapstructure:"node-cleanup"`
-	NodeCleanupScope   Scope         `mapstructure:"node-cleanup-scope"`
-	NodeCleanupUnbound UnboundPolicy `mapstructure:"node-cleanup-unbound"`
-	NodeCleanupRetain  RetainPolicy  `mapstructure:"node-cleanup-retain"`
-	NodeMissingGrace   time.Duration `mapstructure:"node-missing-grace"` // minimum time without a Node
+	NodeCleanup       Mode          `mapstructure:"node-cleanup"`
+	NodeCleanupScope  Scope         `mapstructure:"node-cleanup-scope"`
+	NodeCleanupRetain RetainPolicy  `mapstructure:"node-cleanup-retain"`
+	NodeMissingGrace  time.Duration `mapstructure:"node-missing-grace"` // minimum time without a Node
 	// NodeCleanupWindow is the time for which a cleaned-up node counts as lost; 0: not at all.
 	NodeCleanupWindow time.Duration `mapstructure:"node-cleanup-window"`
 	// NodeCleanupMaxFraction is the fraction of the nodes of the driver, from 0 to 1, above which lost nodes open the breaker.
@@ -69,7 +68,7 @@ func DefaultSettings() Settings {
 		NodeFinalizerMode: FinalizerOff, NodeFinalizerTimeout: 15 * time.Minute, NodeFinalizerWaitForOthers: true,
 		NodeDeleteGrace: 5 * time.Minute,
 		NodeCleanup:     ModeReport, NodeCleanupScope: ScopeOptIn,
-		NodeCleanupUnbound: UnboundIgnore, NodeCleanupRetain: RetainSkip, NodeMissingGrace: 15 * time.Minute,
+		NodeCleanupRetain: RetainSkip, NodeMissingGrace: 15 * time.Minute,
 		NodeCleanupWindow: 10 * time.Minute, NodeCleanupMaxFraction: 0.1, NodeCleanupMinNodes: 1,
 		NodeCleanupQPS: 0.5, NodeCleanupBurst: 10, NodeCleanupResourceSweep: 30 * time.Minute, PVReleaseGrace: 10 * time.Minute,
 		UnregisteredGrace: 10 * time.Minute, ClockGap: 10 * time.Minute, LookInterval: 5 * time.Minute,
@@ -113,15 +112,6 @@ type Scope string
 const (
 	ScopeOptIn Scope = "opt-in" // those whose class or claim opts in
 	ScopeAll   Scope = "all"    // all that do not opt out
-)
-
-// UnboundPolicy selects how claims that wait for a volume on a lost node are handled.
-type UnboundPolicy string
-
-// The policies for unbound claims.
-const (
-	UnboundIgnore UnboundPolicy = "ignore" // the provisioner reschedules them
-	UnboundDelete UnboundPolicy = "delete"
 )
 
 // RetainPolicy selects how the claims of volumes with reclaim policy Retain are handled.

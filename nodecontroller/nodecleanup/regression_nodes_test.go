@@ -417,8 +417,8 @@ func TestNoCheckForLong(t *testing.T) {
 
 // TestOptInLater: a class opts in after the loss.
 func TestOptInLater(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupScope = UnboundDelete, ScopeOptIn })
-	f.selecting("a", "n")
+	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupScope = ScopeOptIn })
+	f.bound("a", "n")
 	f.start()
 	f.event("PersistentVolumeClaim", "a", "NodeCleanupSkipped", f.optOut)
 	f.says("StorageClass", "c", enabled)
@@ -433,7 +433,7 @@ func TestOptOutOfANode(t *testing.T) {
 		resources := f.installLogicalVolumes()
 		f.node("n", f.cfg.NodeFinalizer)
 		f.says("Node", "n", disabled)
-		pvc := f.selecting("a", "n")
+		_, pvc := f.bound("a", "n")
 		resources.create("lv", "n")
 		f.start()
 		f.observedNodes()
@@ -583,15 +583,12 @@ func TestFinalizerIsIgnored(t *testing.T) {
 
 // TestNamespacesBeforeAHold: claims of namespaces that have opted out do not count for the breaker.
 func TestNamespacesBeforeAHold(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupWindow = UnboundDelete, shortGrace })
+	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupWindow = shortGrace })
 	ten(f)
 	ns := f.refusing()
 	for i := range 4 {
 		f.boundIn(ns, fmt.Sprintf("a%d", i), []string{"n3"}, nil, nil)
 	}
-	f.claimIn(ns, "unbound", func(pvc *corev1.PersistentVolumeClaim) {
-		pvc.Annotations["volume.kubernetes.io/selected-node"] = f.name("n3")
-	})
 	f.start()
 	f.observed("c1")
 	for _, n := range []string{"n1", "n3"} {

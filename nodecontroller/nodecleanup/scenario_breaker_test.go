@@ -170,7 +170,6 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			f.node("n", f.cfg.NodeFinalizer)
 			f.bound("a", "n")
 			f.bound("b", "n")
-			f.selecting("unbound", "n")
 			resources.create("lv-a", "n")
 			resources.create("lv-b", "n")
 			f.start()
@@ -178,7 +177,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			return f, resources
 		}
 		cleaned := func(f *fixture, resources customResources) {
-			for _, name := range []string{"a", "b", "unbound"} {
+			for _, name := range []string{"a", "b"} {
 				f.claimDeleted(name)
 			}
 			resources.deleted("lv-a", "lv-b")

@@ -381,26 +381,6 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		broken.Store(false)
 		f.claimDeleted("a")
 	})
-	t.Run("039_unbound", func(t *testing.T) {
-		t.Run("ignore", func(t *testing.T) {
-			f := scenario(t, nil)
-			pvc := f.selecting("a", "n")
-			f.onlyWrites()
-			f.start()
-			f.stays(2*shortGrace, pvc)
-		})
-		t.Run("delete", func(t *testing.T) {
-			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete })
-			f.selecting("a", "n")
-			begin := time.Now()
-			f.onlyWrites("DELETE " + claimA)
-			f.start()
-			f.claimDeleted("a")
-			if d := f.asked("DELETE " + claimA)[0].Sub(begin); d < shortGrace {
-				t.Errorf("deleted after %v", d)
-			}
-		})
-	})
 	t.Run("041_forbidden", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.RetryIntervalMax = time.Minute })
 		allow := f.without("delete", "", "persistentvolumeclaims")

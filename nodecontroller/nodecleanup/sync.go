@@ -134,11 +134,6 @@ func (t *term) gatherHost(ctx context.Context, value string) (host, error) {
 			h.volumes = append(h.volumes, v)
 		}
 	}
-	if !h.hasOtherValue() { // else they wait for the other host
-		if h.unbound, err = t.unbound(ctx, h); err != nil {
-			return h, err
-		}
-	}
 	h.drained = t.drained(h)
 	t.rememberHost(h)
 	return h, nil

@@ -89,7 +89,6 @@ node-cleanup-qps
 node-cleanup-resource
 node-cleanup-retain
 node-cleanup-scope
-node-cleanup-unbound
 node-cleanup-window
 node-delete-grace
 node-deployment
@@ -119,7 +118,6 @@ nodecontroller.node-cleanup-qps
 nodecontroller.node-cleanup-resource
 nodecontroller.node-cleanup-retain
 nodecontroller.node-cleanup-scope
-nodecontroller.node-cleanup-unbound
 nodecontroller.node-cleanup-window
 nodecontroller.node-delete-grace
 nodecontroller.node-finalizer
