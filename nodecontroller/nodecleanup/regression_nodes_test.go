@@ -29,7 +29,7 @@ func TestApprovalIsForOneLoss(t *testing.T) {
 	f.observed("a")
 	f.deleteNode("n")
 	f.missing("n")
-	f.approve("", "n")
+	f.approve("n")
 	f.claimDeleted("a")
 	f.node("n")
 	f.event("PersistentVolume", f.name("pv-a"), "NodeReturned", "")
@@ -41,7 +41,7 @@ func TestApprovalIsForOneLoss(t *testing.T) {
 	f.deleteNode("n")
 	f.missing("n")
 	f.stays(2*shortGrace, pvc)
-	f.approve("", "n")
+	f.approve("n")
 	f.claimDeleted("b")
 }
 
@@ -51,7 +51,7 @@ func TestApprovalBeforeTheLoss(t *testing.T) {
 	f.node("n")
 	f.bound("a", "n")
 	f.start()
-	f.approve("", "n")
+	f.approve("n")
 	f.observed("a")
 	f.deleteNode("n")
 	f.claimDeleted("a")
@@ -160,7 +160,7 @@ func TestHoldHasNoTimeout(t *testing.T) {
 		f.says("StorageClass", "c", nil)
 		f.stays(3*shortGrace, f.getClaim("c1"))
 		f.held("n1")
-		f.approve("", "n1")
+		f.approve("n1")
 		f.claimDeleted("c1")
 	})
 	t.Run("the_topology_key_is_unknown", func(t *testing.T) {
