@@ -61,7 +61,6 @@ func topolvm(d string, differences map[string]any) profile {
 		"enable-webhooks":                true,
 		"node-cleanup":                   nodecleanup.ModeClaims,
 		"node-cleanup-scope":             nodecleanup.ScopeAll,
-		"node-cleanup-unbound":           nodecleanup.UnboundDelete,
 		"node-cleanup-retain":            nodecleanup.RetainClaim,
 		"node-delete-grace":              time.Duration(0),
 		"node-finalizer-wait-for-others": false,

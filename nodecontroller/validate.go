@@ -38,7 +38,6 @@ func (c Config) validateNames() error {
 	check("--node-finalizer", prefixed, c.NodeFinalizer)
 	check("--pvc-finalizer", prefixed, c.PVCFinalizer)
 	check("--pvc-obsolete-finalizers", prefixed, c.PVCObsoleteFinalizers...)
-	check("--pv-removable-finalizers", prefixed, c.PVRemovableFinalizers...)
 	check("--resize-annotation", prefixed, c.ResizeAnnotation)
 	check("--topology-node-key", validation.IsQualifiedName, c.TopologyNodeKey)
 	check("--capacity-resource", extendedResource, c.CapacityResource)
@@ -52,10 +51,6 @@ func (c Config) validateNames() error {
 	if name := c.DefaultDeviceClass; strings.Contains(name, "/") || len(validation.IsQualifiedName(name)) > 0 {
 		errs = append(errs, fmt.Errorf("--default-device-class: must be the name of an annotation without a slash, got %q", name))
 	}
-	if slices.Contains(c.PVRemovableFinalizers, "kubernetes.io/pv-protection") {
-		errs = append(errs,
-			errors.New("--pv-removable-finalizers: must not contain kubernetes.io/pv-protection, which kube-controller-manager removes"))
-	}
 	for _, name := range append(slices.Clone(c.PVCObsoleteFinalizers), c.PVCFinalizer) {
 		if domain, _, _ := strings.Cut(name, "/"); domain == "kubernetes.io" || domain == "storage-controller.io" {
 			errs = append(errs, fmt.Errorf("--pvc-finalizer, --pvc-obsolete-finalizers: must not contain %s, which protects PVCs", name))
@@ -68,8 +63,6 @@ func (c Config) validateModes() error {
 	errs := []error{
 		oneOf("--node-finalizer-mode", c.NodeFinalizerMode, nodecleanup.FinalizerOff, nodecleanup.FinalizerRemove,
 			nodecleanup.FinalizerManage),
-		oneOf("--node-cleanup", c.NodeCleanup, nodecleanup.ModeOff, nodecleanup.ModeReport, nodecleanup.ModeDryRun,
-			nodecleanup.ModeClaims, nodecleanup.ModeVolumes),
 		oneOf("--node-cleanup-scope", c.NodeCleanupScope, nodecleanup.ScopeOptIn, nodecleanup.ScopeAll),
 		oneOf("--node-cleanup-retain", c.NodeCleanupRetain, nodecleanup.RetainSkip, nodecleanup.RetainClaim),
 		oneOf("--pvc-finalizer-mode", c.PVCFinalizerMode, pvcfinalizer.ModeOff, pvcfinalizer.ModeStrip, pvcfinalizer.ModeEnforce),
@@ -77,14 +70,11 @@ func (c Config) validateModes() error {
 			pvcfinalizer.PodsAll),
 		oneOf("--webhook-cert-mode", c.WebhookCertMode, servingcert.Files, servingcert.Secret, servingcert.SelfSigned),
 	}
-	if c.NodeCleanupUnbound == "reschedule" {
-		errs = append(errs, fmt.Errorf("--node-cleanup-unbound: reschedule was removed: set %s, with which the provisioner lets the "+
-			"scheduler select another node", nodecleanup.UnboundIgnore))
+	if c.NodeCleanup == "dry-run" {
+		errs = append(errs, errors.New("--node-cleanup=dry-run was removed: use report, and doctor for permissions"))
 	} else {
-		errs = append(errs, oneOf("--node-cleanup-unbound", c.NodeCleanupUnbound, nodecleanup.UnboundIgnore, nodecleanup.UnboundDelete))
-	}
-	for _, path := range c.NodeCleanupPaths {
-		errs = append(errs, oneOf("--node-cleanup-paths", path, nodecleanup.PathFinalizer, nodecleanup.PathOrphan))
+		errs = append(errs, oneOf("--node-cleanup", c.NodeCleanup, nodecleanup.ModeOff, nodecleanup.ModeReport, nodecleanup.ModeClaims,
+			nodecleanup.ModeVolumes))
 	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.PVCFinalizer != "" && slices.Contains(c.PVCObsoleteFinalizers, c.PVCFinalizer) {
 		errs = append(errs, fmt.Errorf("--pvc-obsolete-finalizers: must not contain %s, which --pvc-finalizer-mode=%s keeps",
@@ -158,7 +148,7 @@ func (c Config) validateWebhooks() error {
 // DeletingFlags returns the flags with which c deletes objects that belong to others. c must be resolved.
 func (c Config) DeletingFlags() []string {
 	var flags []string
-	if c.Deletes() && c.NodeCleanup != nodecleanup.ModeDryRun {
+	if c.Deletes() {
 		flags = append(flags, fmt.Sprintf("--node-cleanup=%s", c.NodeCleanup))
 	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.PVCPodDeletion != pvcfinalizer.PodsNone {

@@ -116,7 +116,7 @@ func TestSettingsWithoutEffect(t *testing.T) {
 		"options that disable their roles": {[]string{"--node-cleanup=off", "--enable-capacity=false", "--driver-name=a.b"}, nil},
 		"other options of a disabled role": {[]string{"--node-cleanup=off", "--node-missing-grace=5m"},
 			[]string{"nodecontroller.node-missing-grace (flag)"}},
-		"an option that would enable a role that does not run": {[]string{"--controllers=provisioner", "--node-cleanup=dry-run"},
+		"an option that would enable a role that does not run": {[]string{"--controllers=provisioner", "--node-cleanup=claims"},
 			[]string{"nodecontroller.node-cleanup (flag)"}},
 		"an alias":                {[]string{"--controllers=attacher", "--worker-threads=20", "--resync=5m"}, nil},
 		"no provisioner to audit": {[]string{"--controllers=attacher", "--audit-interval=1h"}, []string{"audit-interval (flag)"}},

@@ -118,8 +118,8 @@ func (c *cleaner) send(
 		}
 		return fmt.Errorf("%s %s %q of a deleted node: %w", what, kind, kube.Key(obj), err)
 	}
-	klog.FromContext(ctx).Info("Cleaned up after a deleted node", append([]any{"action", action, "kind", kind, "object", kube.Key(obj),
-		"dryRun", c.policy.dryRun}, details...)...)
+	klog.FromContext(ctx).Info("Cleaned up after a deleted node",
+		append([]any{"action", action, "kind", kind, "object", kube.Key(obj)}, details...)...)
 	return nil
 }
 
@@ -158,7 +158,7 @@ func (c *cleaner) remove(ctx context.Context, seen volume, want action) (r resul
 
 // preconditions restricts a deletion to the version of obj that was read.
 func (c *cleaner) preconditions(obj metav1.Object) metav1.DeleteOptions {
-	return metav1.DeleteOptions{DryRun: c.policy.dryRunOption(), Preconditions: &metav1.Preconditions{
+	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
 		UID: ptr.To(obj.GetUID()), ResourceVersion: ptr.To(obj.GetResourceVersion()),
 	}}
 }
@@ -190,14 +190,13 @@ func (c *cleaner) deleteVolume(ctx context.Context, v volume) error {
 
 // removeFinalizers removes the removable finalizers of the version of pv that was read.
 func (c *cleaner) removeFinalizers(ctx context.Context, pv *corev1.PersistentVolume) error {
-	data, err := kube.MetadataPatch{RemoveFinalizers: c.policy.PVRemovableFinalizers}.JSONPatch(pv)
+	data, err := kube.MetadataPatch{RemoveFinalizers: c.policy.removable}.JSONPatch(pv)
 	if err != nil || data == nil {
 		return err
 	}
 	data = append([]byte(fmt.Sprintf(`[{"op":"test","path":"/metadata/resourceVersion","value":%q},`, pv.ResourceVersion)), data[1:]...)
 	return c.send(ctx, actionFinalizer, "PersistentVolume", pv, func(ctx context.Context) error {
-		_, err := c.live.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.JSONPatchType, data,
-			metav1.PatchOptions{DryRun: c.policy.dryRunOption()})
+		_, err := c.live.client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.JSONPatchType, data, metav1.PatchOptions{})
 		if kube.IsPatchTestFailed(err) { // no refusal
 			err = apierrors.NewConflict(corev1.Resource("persistentvolumes"), pv.Name, err)
 		}

@@ -30,30 +30,6 @@ func (p pass) clean(ctx context.Context) (next time.Time, err error) {
 			return next, errors.Join(errs...)
 		}
 	}
-	if p.h.state == deleting {
-		p.mismatched()
-	}
-	for _, claim := range shuffled(p.h.unbound) {
-		if at := p.c.tokens(time.Now()); limited([]host{p.h}) && !at.IsZero() {
-			return at, errors.Join(errs...)
-		}
-		if p.policy.dryRun && p.recall(p.h.value).sent[claim.UID] {
-			continue
-		}
-		r, err := p.cleaner.removeUnbound(ctx, p.h, claim)
-		p.remember(p.h.value, func(m *memory) { m.sent[claim.UID] = r.done })
-		if r.done && !p.policy.dryRun {
-			p.claims.MarkDeleted(claim)
-		}
-		if len(r.reasons) > 0 {
-			p.c.notify.seldom(claim, reasonSkipped, r.reasons[0].name, "Nothing is cleaned up: "+r.reasons[0].String())
-			next = earliest(next, p.retryAt(r.reasons))
-		}
-		errs = append(errs, err)
-		if err != nil && !isAnswer(err) {
-			return next, errors.Join(errs...)
-		}
-	}
 	if len(p.c.resources) > 0 {
 		next, err = p.cleanHostResources(ctx, next)
 	}
@@ -91,7 +67,7 @@ func (p pass) cleanVolume(ctx context.Context, v volume) (next time.Time, full b
 			return time.Time{}, false, v.unread
 		case p.h.state == deleting && st.action != doDeleteClaim: // the rest follows without the Node, which need not wait for it
 			return time.Time{}, false, nil
-		case !st.action.deletes(), p.policy.dryRun && v.sent:
+		case !st.action.deletes():
 			return st.next, false, nil
 		case p.h.state == deleting && p.leftToOthers(ctx, v):
 			return time.Time{}, false, nil
@@ -118,7 +94,7 @@ func (p pass) cleanVolume(ctx context.Context, v volume) (next time.Time, full b
 			next = time.Now().Add(stale)
 			p.remember(p.h.value, func(m *memory) { m.retry[v.pv.UID] = next })
 			return next, false, nil
-		case p.policy.dryRun || st.action == doDeleteClaim:
+		case st.action == doDeleteClaim:
 			return time.Time{}, false, nil
 		}
 		if v, err = p.reread(ctx, v); err != nil || v.pv == nil {
@@ -139,10 +115,10 @@ func (p pass) remove(ctx context.Context, v volume, want action) (result, error)
 		}
 	}
 	r, err := p.cleaner.remove(ctx, v, want)
-	if r.done && (p.policy.dryRun || want != doDeleteClaim) {
-		p.remember(p.h.value, func(m *memory) { m.sent[v.pv.UID] = true })
-	} else if r.done {
+	if r.done && want == doDeleteClaim {
 		p.claims.MarkDeleted(v.claim) // the custom resources may follow in the same pass
+	} else if r.done {
+		p.remember(p.h.value, func(m *memory) { m.sent[v.pv.UID] = true })
 	}
 	return r, err
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -43,7 +42,6 @@ type command struct {
 	listed  *index              // of all Nodes and CSINodes
 	records map[string]LostNode // by value of the topology key
 	checked time.Time           // by the controller
-	system  types.UID           // of the namespace kube-system
 	table   *tabwriter.Writer
 	printed map[string]string // last row of each volume
 	kept    int               // volumes
@@ -51,8 +49,7 @@ type command struct {
 
 // Cleanup prints what it would delete of a deleted node, and with Yes deletes it.
 //
-// The opt-in and --pv-release-grace do not apply. For the named Node, the grace period, --node-cleanup-paths and the
-// breaker do not apply either. All other checks apply, and to the other nodes of a volume also these three.
+// The opt-in and --pv-release-grace do not apply. For the named Node, the grace period and the breaker do not apply either. All other checks apply, and to the other nodes of a volume also these three.
 func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, request CleanupRequest, out io.Writer) error {
 	if request.Node == "" {
 		return errors.New("--node: must name the node to clean up after")
@@ -70,7 +67,7 @@ func Cleanup(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 		policy: p, live: l, cluster: c.cluster,
 		gather: gatherer{p, c.key, l.source, c.record, func(v string) []string { return c.listed.names.with(v) },
 			[]string{request.Node}},
-		notify:  newNotifier(sendEvent(ctx, client, request.Driver), false),
+		notify:  newNotifier(sendEvent(ctx, client, request.Driver)),
 		metrics: newMetrics(prometheus.NewRegistry(), func() counts { return counts{} }),
 		confirm: func(context.Context) error { return nil }, allow: func() bool { return true },
 		acts: func(context.Context, []string) (bool, error) { return false, nil },
@@ -119,11 +116,6 @@ func (c *command) prepare(ctx context.Context) (found []volume, err error) {
 	if err := c.list(ctx); err != nil {
 		return nil, err
 	}
-	if ns, err := l.namespace(ctx, metav1.NamespaceSystem); err != nil {
-		return nil, err
-	} else if ns != nil {
-		c.system = ns.UID
-	}
 	volumes, err := l.listVolumes(ctx)
 	for _, pv := range volumes {
 		values, _ := localValues(pv, c.request.Driver, c.key())
@@ -165,7 +157,7 @@ func (c *command) cluster(ctx context.Context, _ bool) (s cluster, err error) {
 	s = cluster{now: time.Now(), checked: c.checked}
 	s.open = c.cleaner.policy.evaluate(lost, c.listed.driverNodes().hosts, held).open
 	s.bare, _ = c.listed.ambiguous()
-	s.readyNode, s.sameCluster, err = c.cleaner.live.sanity(ctx, c.listed.driverNodes().ready, c.request.Driver, c.system)
+	s.readyNode, err = c.cleaner.live.ready(ctx, c.listed.driverNodes().ready, c.request.Driver)
 	return s, err
 }
 
@@ -272,7 +264,8 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 	names := strings.FieldsFunc(cm.Annotations[AnnotationApprove], func(r rune) bool { return r == ',' || r == ' ' })
 	metav1.SetMetaDataAnnotation(&cm.ObjectMeta, AnnotationApprove, strings.Join(sorted(names, request.Nodes), ","))
 	after := recordSetOf(cm)
-	problems := after.approve(time.Now())
+	mode := Mode(cm.Annotations[AnnotationMode]) // "" is unknown
+	problems := after.approve(time.Now(), mode == "" || Settings{NodeCleanup: mode}.Deletes())
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "NODE\tSINCE\tSTATE\tAPPROVAL")
 	for _, r := range ParseLostNodes(cm) {
@@ -285,17 +278,12 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.Name(), since, r.State(), approval)
 	}
-	for node := range strings.SplitSeq(after.annotations[AnnotationApprove], ",") {
-		if node != "" && len(problems) == 0 {
-			fmt.Fprintf(table, "%s\t-\tnot lost\twill be approved when it is lost\n", node)
-		}
-	}
 	if err := table.Flush(); err != nil {
 		return err
 	}
 	if len(problems) > 0 {
-		err = fmt.Errorf("approving the cleanup in ConfigMap \"%s/%s\": %s. Correct or remove the annotation, then try again",
-			request.Namespace, cm.Name, strings.Join(problems, "; "))
+		err = fmt.Errorf("%w: approving the cleanup in ConfigMap \"%s/%s\": %s", ErrRefused, request.Namespace, cm.Name,
+			strings.Join(problems, "; "))
 	}
 	switch {
 	case !request.Yes && err != nil:

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/types"
 	expiring "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/dynamic"
@@ -54,8 +53,7 @@ type Controller struct {
 	limiter   *rate.Limiter // outlives a term
 	index     *index
 	indexed   kube.Registrations
-	system    atomic.Pointer[types.UID] // of the namespace kube-system, as first read by this process
-	term      atomic.Pointer[term]      // nil without the Lease
+	term      atomic.Pointer[term] // nil without the Lease
 
 	volumes     kube.Informer[*corev1.PersistentVolume]
 	claims      kube.Informer[*corev1.PersistentVolumeClaim]
@@ -73,10 +71,10 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	if p.Deletes() && deps.Namespace == "" {
 		return nil, fmt.Errorf("--node-cleanup=%s: the namespace of the process is unknown, and the records of lost nodes are stored "+
 			"there. "+
-			"Set the environment variable POD_NAMESPACE", p.mode())
+			"Set the environment variable POD_NAMESPACE", p.NodeCleanup)
 	}
 	c := &Controller{
-		cfg: cfg, deps: deps, policy: p, notify: newNotifier(deps.Events.Event, p.dryRun),
+		cfg: cfg, deps: deps, policy: p, notify: newNotifier(deps.Events.Event),
 		index:   newIndex(deps.Driver, cfg.TopologyNodeKey),
 		limiter: rate.NewLimiter(rate.Limit(cfg.NodeCleanupQPS), cfg.NodeCleanupBurst),
 		volumes: deps.Informers.Volumes(), claims: deps.Informers.Claims(), classes: deps.Informers.Classes(),
@@ -147,7 +145,7 @@ func (c *Controller) newTerm(end func(cause error)) (t *term) {
 	t = &term{namespaces: expiring.NewExpiring()}
 	t.observer = &observer{
 		memories: &memories{policy: c.policy, hosts: map[string]*memory{}}, c: c, live: newLive(c.deps.Client, c.cfg.Timeout),
-		records: newRecords(c.deps, c.policy.mode(), hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout, end,
+		records: newRecords(c.deps, c.policy.NodeCleanup, hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout, end,
 			func() { t.queue.Add(recordsKey) }),
 		gather: t.gatherHost, listed: newIndex("", ""), forbidden: map[string]bool{}, checked: make(chan struct{}),
 	}
@@ -205,7 +203,6 @@ func (c *Controller) counts() counts {
 	if t == nil {
 		return n
 	}
-	n.notReady = len(c.index.driverNodes().notReady)
 	records, _ := t.records.all()
 	for _, r := range records {
 		if r.opens() {

@@ -104,15 +104,15 @@ func (h host) recordOfMissing() LostNode {
 }
 
 // leaves reports whether anything of a host is left to clean up or to wait for.
-func (h host) leaves() bool { return len(h.volumes) > 0 || len(h.unbound) > 0 || h.resources }
+func (h host) leaves() bool { return len(h.volumes) > 0 || h.resources }
 
 // pending reports whether the clean-up of a host has something to delete, now or later, while the other hosts of its
 // volumes are as they are. Only such hosts count for the breaker.
 func (p Policy) pending(h host, now time.Time) bool {
-	if !p.Deletes() || h.record.OptedOut || h.state == missing && !p.path(PathOrphan) {
+	if !p.Deletes() || h.record.OptedOut {
 		return false
 	}
-	if len(h.unbound) > 0 || h.resources {
+	if h.resources {
 		return true
 	}
 	return slices.ContainsFunc(h.volumes, func(v volume) bool { return len(v.kept()) == 0 && p.nextStep(v, now).pending })
@@ -176,7 +176,7 @@ func (p Policy) decideMissing(h host, c cluster, cleaned bool) hostStep {
 		return hostStep{action: hostNothing, state: stateHeld}
 	case c.now.Before(due):
 		return hostStep{action: hostNothing, state: stateSuspect, next: due}
-	case cleaned || !p.Deletes() || !p.path(PathOrphan):
+	case cleaned || !p.Deletes():
 		return hostStep{action: hostNothing}
 	case p.unwatched(h.record, c.checked, c.now):
 		return hostStep{action: hostCheckLost, state: stateSuspect}
@@ -244,8 +244,8 @@ func (p Policy) nextStep(v volume, now time.Time) step {
 		return step{action: doNothing, state: stateReleased, reason: "VolumeIsKept"}
 	case pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
 		return keep(stateReleased, checkPolicy, "Retain", "its reclaim policy is %s", pv.Spec.PersistentVolumeReclaimPolicy)
-	case !p.provisioned(pv) && (!p.NodeCleanupStatic || pv.Status.Phase == corev1.VolumeAvailable):
-		return keep(stateReleased, checkPolicy, "Static", "the driver has not provisioned it. --node-cleanup-static includes such volumes")
+	case !p.provisioned(pv):
+		return keep(stateReleased, checkPolicy, "Static", "the driver has not provisioned it. Delete it if its data is not needed")
 	case pv.Status.Phase == corev1.VolumeFailed:
 		return step{action: doReport, state: stateReleased, check: checkPolicy, reason: "Failed",
 			message: "the volume is in phase Failed. Delete it if its data is not needed"}
@@ -281,7 +281,7 @@ func (p Policy) provisioned(pv *corev1.PersistentVolume) bool {
 
 // removes reports whether pv itself is deleted after its claim.
 func (p Policy) removes(pv *corev1.PersistentVolume) bool {
-	return pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && (p.provisioned(pv) || p.NodeCleanupStatic)
+	return pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && p.provisioned(pv)
 }
 
 // nextStepWithoutClaim is for a volume without a claim. The driver has --pv-release-grace to delete it; then it is
@@ -290,7 +290,7 @@ func (p Policy) nextStepWithoutClaim(v volume, now time.Time) step {
 	pv, due := v.pv, v.releasedAt().Add(p.PVReleaseGrace)
 	var removable, foreign []string
 	for _, f := range pv.Finalizers {
-		if slices.Contains(p.PVRemovableFinalizers, f) {
+		if slices.Contains(p.removable, f) {
 			removable = append(removable, f)
 		} else if f != "kubernetes.io/pv-protection" {
 			foreign = append(foreign, f)

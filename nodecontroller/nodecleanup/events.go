@@ -60,26 +60,21 @@ const repeatAfter = 10 * time.Minute
 
 // notifier sends events.
 type notifier struct {
-	send   func(obj runtime.Object, kind, reason, message string)
-	prefix string
-	sent   *expiring.Expiring // by object, reason and cause
+	send func(obj runtime.Object, kind, reason, message string)
+	sent *expiring.Expiring // by object, reason and cause
 }
 
-func newNotifier(send func(obj runtime.Object, kind, reason, message string), dryRun bool) *notifier {
-	n := &notifier{send: send, sent: expiring.NewExpiring()}
-	if dryRun {
-		n.prefix = "(dry-run) "
-	}
-	return n
+func newNotifier(send func(obj runtime.Object, kind, reason, message string)) *notifier {
+	return &notifier{send: send, sent: expiring.NewExpiring()}
 }
 
 func (n *notifier) warn(obj object, reason, format string, args ...any) {
-	n.send(obj, corev1.EventTypeWarning, reason, n.prefix+fmt.Sprintf(format, args...))
+	n.send(obj, corev1.EventTypeWarning, reason, fmt.Sprintf(format, args...))
 }
 
 // volume sends an event about a volume and its claim.
 func (n *notifier) volume(v volume, kind, reason, format string, args ...any) {
-	message := n.prefix + fmt.Sprintf(format, args...)
+	message := fmt.Sprintf(format, args...)
 	n.send(v.pv, kind, reason, message)
 	if v.claim != nil {
 		n.send(v.claim, kind, reason, message)
@@ -130,8 +125,6 @@ func (n *notifier) missing(p Policy, h host, v volume, due time.Time) {
 	case !p.Deletes():
 		follows = fmt.Sprintf("nothing is deleted. For a plan, run storage-controller nodecontroller cleanup --driver-name=%s --node=%s",
 			p.driver, h.name())
-	case !p.path(PathOrphan):
-		follows += ": --node-cleanup-paths does not include " + PathOrphan
 	case h.record.OptedOut:
 		follows += ": the Node had opted out"
 	case len(v.kept()) > 0:
@@ -145,7 +138,7 @@ func (n *notifier) missing(p Policy, h host, v volume, due time.Time) {
 	default:
 		follows += ": " + cmp.Or(st.message, st.reason)
 	}
-	n.volume(v, corev1.EventTypeWarning, reasonMissing, "Node %s of this volume is missing. Mode %s: %s", h.name(), p.mode(), follows)
+	n.volume(v, corev1.EventTypeWarning, reasonMissing, "Node %s of this volume is missing. Mode %s: %s", h.name(), p.NodeCleanup, follows)
 }
 
 // grantHint completes the message of a missing permission.

@@ -54,10 +54,8 @@ func (p Policy) idle(h host, c cluster) string {
 	switch {
 	case p.SkipNodeFinalize:
 		return "--skip-node-finalize is set"
-	case !p.Deletes() || p.dryRun:
-		return "the mode of the cleanup is " + string(p.mode())
-	case !p.path(PathFinalizer):
-		return "--node-cleanup-paths does not include " + PathFinalizer
+	case !p.Deletes():
+		return "the mode of the cleanup is " + string(p.NodeCleanup)
 	case h.record.OptedOut:
 		return cmp.Or(optOut(p.annotation, h.nodes...), "the Node had opted out")
 	case c.keyProblem != "":

@@ -45,9 +45,8 @@ const (
 )
 
 const (
-	provisionerFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
-	protectionOfClaims   = "kubernetes.io/pvc-protection"
-	protectionOfVolumes  = "kubernetes.io/pv-protection"
+	protectionOfClaims  = "kubernetes.io/pvc-protection"
+	protectionOfVolumes = "kubernetes.io/pv-protection"
 )
 
 // fixture holds a driver with one node that stays, the real API server and the controller. Names of
@@ -88,7 +87,6 @@ func scenario(t *testing.T, change func(f *fixture)) *fixture {
 	s := DefaultSettings()
 	s.NodeFinalizer, s.NodeFinalizerMode, s.NodeDeleteGrace, s.NodeFinalizerWaitForOthers = f.driver+"/node", FinalizerRemove, 0, false
 	s.NodeCleanup, s.NodeCleanupScope, s.NodeMissingGrace, s.PVReleaseGrace = ModeClaims, ScopeAll, shortGrace, shortGrace
-	s.PVRemovableFinalizers = []string{provisionerFinalizer, kube.AttacherFinalizerPrefix + strings.ReplaceAll(f.driver, ".", "-")}
 	s.UnregisteredGrace, s.LookInterval = shortGrace, checkInterval
 	f.cfg = Config{Settings: s, Workers: 4, Timeout: 15 * time.Second, RetryIntervalStart: 100 * time.Millisecond,
 		RetryIntervalMax: time.Second}

@@ -60,7 +60,7 @@ func (f *findings) add(failed bool, ck check, name, format string, args ...any) 
 // is the only function that permits a deletion, it has no side effects, and before each deletion it
 // is called with a target and a cluster that were read from the API server.
 func (p Policy) mayClean(t target, c cluster) (found findings) {
-	found.add(!p.Deletes(), checkMode, "ReportOnly", "the mode of the cleanup is %s", p.mode())
+	found.add(!p.Deletes(), checkMode, "ReportOnly", "the mode of the cleanup is %s", p.NodeCleanup)
 	found.add(t.refusal != "", checkScope, "Scope", "%s", t.refusal)
 	found.add(c.keyProblem != "", checkAbsence, "TopologyKeyUnknown", "%s. Set --topology-node-key", c.keyProblem)
 	found.add(len(t.hosts) == 0, checkAbsence, "NotLocal", "it belongs to no node")
@@ -89,7 +89,6 @@ func (p Policy) mayClean(t target, c cluster) (found findings) {
 func (p Policy) checkMissing(found *findings, h host, c cluster) {
 	if !h.named {
 		since := h.recorded && !h.record.Since.IsZero()
-		found.add(!p.path(PathOrphan), checkMode, "PathOff", "--node-cleanup-paths does not include %s", PathOrphan)
 		found.add(!since, checkGrace, "NotRecorded", "there is no record that %s is missing", h.name())
 		found.add(since && c.now.Before(p.due(h)), checkGrace, "Grace", "node %s has been missing for less than %v", h.name(),
 			p.NodeMissingGrace)
@@ -99,8 +98,6 @@ func (p Policy) checkMissing(found *findings, h host, c cluster) {
 	found.add(len(c.bare) > 0, checkAbsence, "NodeWithoutLabel", "Node %s lacks the label of the topology key and may be %s",
 		strings.Join(c.bare, ", "), h.value)
 	found.add(!c.readyNode, checkSanity, "NoReadyNode", "no node with the driver is ready, so the cluster itself may be broken")
-	found.add(!c.sameCluster, checkSanity, "OtherCluster",
-		"the namespace kube-system has changed since the start, so this may be another cluster")
 }
 
 // unwatched reports whether no process has checked a lost node for so long that it may have existed meanwhile. last is the
@@ -117,7 +114,6 @@ func (p Policy) unwatched(r LostNode, last, now time.Time) bool {
 // --node-delete-grace replaces --node-missing-grace, and the state of the cluster does not matter.
 func (p Policy) checkDeleting(found *findings, h host, c cluster) {
 	found.add(p.command, checkAbsence, "NodeExists", "Node %s exists", h.name())
-	found.add(!p.path(PathFinalizer), checkMode, "PathOff", "--node-cleanup-paths does not include %s", PathFinalizer)
 	known := h.recorded && slices.ContainsFunc(h.nodes, func(n *corev1.Node) bool { return n.UID == h.record.UID })
 	for _, n := range h.nodes {
 		if n.DeletionTimestamp == nil || !known {

@@ -27,7 +27,6 @@ type host struct {
 	recorded bool
 	last     lastSeen // of its deleted Node, if this process has seen it
 	volumes  []volume
-	unbound  []*corev1.PersistentVolumeClaim // that wait for a volume on its Node
 	// resources reports whether custom resources of its Node exist, as far as they were listed.
 	resources bool
 	drained   bool // see [term.drained]
@@ -273,11 +272,10 @@ func namesClaim(ref *corev1.ObjectReference) bool {
 
 // cluster describes the cluster and the driver.
 type cluster struct {
-	now         time.Time
-	keyProblem  string    // why the topology key cannot be used
-	bare        []string  // driver nodes without the label of the topology key
-	readyNode   bool      // some driver node is ready
-	sameCluster bool      // the namespace kube-system is the one that this process first saw
-	open        bool      // the verdict of the breaker
-	checked     time.Time // the last check of the lost nodes
+	now        time.Time
+	keyProblem string    // why the topology key cannot be used
+	bare       []string  // driver nodes without the label of the topology key
+	readyNode  bool      // some driver node is ready
+	open       bool      // the verdict of the breaker
+	checked    time.Time // the last check of the lost nodes
 }

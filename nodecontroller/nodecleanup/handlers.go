@@ -11,7 +11,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -130,12 +129,5 @@ func (c *Controller) unprotected(node *corev1.Node) bool {
 }
 
 func (c *Controller) claimChanged(claim *corev1.PersistentVolumeClaim) {
-	if name := claim.Spec.VolumeName; name != "" {
-		c.enqueueLost(c.index.volumes.of(name))
-		return
-	}
-	name := claim.Annotations[storagehelpers.AnnSelectedNode]
-	if t := c.term.Load(); name != "" && t != nil && c.policy.NodeCleanupUnbound == UnboundDelete {
-		c.enqueueLost([]string{t.hostNamed(name)})
-	}
+	c.enqueueLost(c.index.volumes.of(claim.Spec.VolumeName))
 }

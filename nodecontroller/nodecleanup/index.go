@@ -314,9 +314,9 @@ func (i *index) hostNamed(name string) (host string, ok bool) {
 
 // driverNodes describes the nodes with the driver.
 type driverNodes struct {
-	hosts           []string
-	ready, notReady []string // names
-	named           bool     // the hosts are called like the Nodes
+	hosts []string
+	ready []string // names
+	named bool     // the hosts are called like the Nodes
 }
 
 func (i *index) driverNodes() driverNodes {
@@ -332,11 +332,7 @@ func (i *index) driverNodes() driverNodes {
 			host = hostOf(node, i.key)
 		}
 		all.hosts, all.named = append(all.hosts, host), all.named && host == name
-		switch {
-		case node == nil:
-		case !isReady(node):
-			all.notReady = append(all.notReady, name)
-		case node.DeletionTimestamp == nil:
+		if node != nil && isReady(node) && node.DeletionTimestamp == nil {
 			all.ready = append(all.ready, name)
 		}
 	}

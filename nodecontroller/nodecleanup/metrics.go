@@ -16,14 +16,14 @@ type metrics struct {
 	hold    prometheus.Histogram
 	counts  func() counts
 
-	missing, unready, orphaned, blocked, open *prometheus.Desc
+	missing, orphaned, blocked, open *prometheus.Desc
 }
 
 // counts are the values of the gauges. They are zero without the Lease.
 type counts struct {
-	missing, notReady, held int
-	states                  map[state]int
-	blocked                 map[check]int
+	missing, held int
+	states        map[state]int
+	blocked       map[check]int
 }
 
 func newMetrics(reg prometheus.Registerer, current func() counts) *metrics {
@@ -44,7 +44,6 @@ func newMetrics(reg prometheus.Registerer, current func() counts) *metrics {
 			Buckets: []float64{1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600},
 		}),
 		missing: desc("nodes_missing", "Nodes that do not exist and have volumes."),
-		unready: desc("nodes_not_ready", "Nodes with the driver that are not ready. The cleanup ignores them until they are deleted."),
 		orphaned: desc("volumes_orphaned", "Volumes of lost nodes, by the state of their cleanup: "+
 			"suspect, held, terminating, claim, draining, released, force or verify.", "state"),
 		blocked: desc("cleanup_blocked", "Volumes that are not cleaned up, and missing permissions, by the failed check: "+
@@ -57,7 +56,7 @@ func newMetrics(reg prometheus.Registerer, current func() counts) *metrics {
 
 // Describe implements [prometheus.Collector].
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.missing, m.unready, m.orphaned, m.blocked, m.open} {
+	for _, d := range []*prometheus.Desc{m.missing, m.orphaned, m.blocked, m.open} {
 		ch <- d
 	}
 }
@@ -69,7 +68,6 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
 	}
 	gauge(m.missing, c.missing)
-	gauge(m.unready, c.notReady)
 	gauge(m.open, min(c.held, 1))
 	for s, n := range c.states {
 		gauge(m.orphaned, n, string(s))
@@ -81,7 +79,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 
 // action counts a deletion.
 func (m *metrics) action(name string, p Policy, err error) {
-	m.actions.WithLabelValues(name, string(p.mode()), kube.WriteResult(err)).Inc()
+	m.actions.WithLabelValues(name, string(p.NodeCleanup), kube.WriteResult(err)).Inc()
 }
 
 func (m *metrics) held(since time.Time) { m.hold.Observe(time.Since(since).Seconds()) }

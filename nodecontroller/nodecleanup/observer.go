@@ -4,7 +4,6 @@
 package nodecleanup
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -14,8 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -75,7 +72,6 @@ func (t *observer) checkLost(ctx context.Context) (next time.Time, err error) {
 	var returned []string
 	if t.policy.NodeCleanup != ModeOff {
 		if err = t.records.load(ctx, t.policy.Deletes(), true); err == nil {
-			t.identify(ctx)
 			returned, err = t.keep(ctx, first)
 		}
 		t.report(ctx, "the records of lost nodes", err)
@@ -106,11 +102,6 @@ func (t *observer) enqueueOthers(first bool) {
 		key := t.key()
 		for _, node := range t.c.nodes.List() {
 			t.queue.Add(hostOf(node, key))
-		}
-	}
-	for _, claim := range t.c.claims.List() {
-		if claim.Spec.VolumeName == "" {
-			t.c.claimChanged(claim)
 		}
 	}
 	for _, host := range t.withResources() {
@@ -144,7 +135,7 @@ func (t *observer) keep(ctx context.Context, first bool) (returned []string, err
 		if due {
 			returned = t.recordCheck(s, last, now)
 		}
-		problems = s.approve(now) // after recordCheck, which ends earlier approvals
+		problems = s.approve(now, t.policy.Deletes()) // after recordCheck, which ends earlier approvals
 	})
 	for _, p := range problems {
 		t.c.notify.seldom(t.live.csiDriver(ctx, t.policy.driver), reasonSkipped, p, p)
@@ -240,21 +231,9 @@ func (t *observer) lastListed() *index {
 	return t.listed
 }
 
-// identify reads the UID by which this process recognizes the cluster, once.
-func (t *observer) identify(ctx context.Context) {
-	if t.c.system.Load() != nil {
-		return
-	}
-	ns, err := t.live.namespace(ctx, metav1.NamespaceSystem)
-	t.report(ctx, "namespace "+metav1.NamespaceSystem, err)
-	if err == nil && ns != nil {
-		t.c.system.CompareAndSwap(nil, &ns.UID)
-	}
-}
-
 // cachedCluster returns the state of the cluster as the caches know it.
 func (t *observer) cachedCluster(ctx context.Context) cluster {
-	c := cluster{now: time.Now(), readyNode: len(t.c.index.driverNodes().ready) > 0, sameCluster: true, open: t.verdict(ctx).open,
+	c := cluster{now: time.Now(), readyNode: len(t.c.index.driverNodes().ready) > 0, open: t.verdict(ctx).open,
 		checked: t.records.lastCheck()}
 	_, c.keyProblem = t.c.index.topologyKey()
 	c.bare, _ = t.c.index.ambiguous()
@@ -264,7 +243,7 @@ func (t *observer) cachedCluster(ctx context.Context) cluster {
 // cluster reads the state of the cluster from the API server, if sanity is set.
 func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
 	c := t.cachedCluster(ctx)
-	c.readyNode, c.sameCluster = false, false
+	c.readyNode = false
 	if !sanity {
 		return c, nil
 	}
@@ -275,8 +254,7 @@ func (t *observer) cluster(ctx context.Context, sanity bool) (cluster, error) {
 		c.keyProblem = notSingle(listed.nodes[foreign[0]], listed.key)
 	}
 	var err error
-	first := cmp.Or(t.c.system.Load(), new(types.UID))
-	c.readyNode, c.sameCluster, err = t.live.sanity(ctx, t.c.index.driverNodes().ready, t.policy.driver, *first)
+	c.readyNode, err = t.live.ready(ctx, t.c.index.driverNodes().ready, t.policy.driver)
 	return c, err
 }
 
@@ -304,7 +282,7 @@ func (t *observer) announce(ctx context.Context, open bool) {
 			"return or you approve: storage-controller nodecontroller approve --driver-name=%s NODE... --yes. Lost: %s", v.lost, v.total,
 			v.limit, t.policy.driver, kube.ShortList(v.names, 10))
 	} else {
-		t.c.notify.send(driver, corev1.EventTypeNormal, reasonBreakerClosed, t.c.notify.prefix+"No cleanup waits for an approval any more")
+		t.c.notify.send(driver, corev1.EventTypeNormal, reasonBreakerClosed, "No cleanup waits for an approval any more")
 	}
 	for _, host := range t.lost() {
 		t.queue.Add(host)
@@ -318,7 +296,7 @@ func (t *observer) acts(ctx context.Context, hosts []string) (wrote bool, err er
 		r, _ := t.records.get(h)
 		return now.Sub(r.Acted) < min(later, t.policy.NodeCleanupWindow/2)
 	})
-	if len(old) == 0 || t.policy.dryRun {
+	if len(old) == 0 {
 		return false, nil
 	}
 	return true, t.records.change(ctx, func(s recordSet) {
@@ -370,7 +348,7 @@ func (t *observer) reportProblems(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "List and watch are forbidden. Grant list and watch on the resource to the ServiceAccount",
 			"resource", resource)
 		t.c.notify.seldom(driver, reasonBlocked, "forbidden/"+resource,
-			fmt.Sprintf("listing and watching %s for --node-cleanup=%s: %v%s", resource, t.policy.mode(), err, grantHint))
+			fmt.Sprintf("listing and watching %s for --node-cleanup=%s: %v%s", resource, t.policy.NodeCleanup, err, grantHint))
 	}
 	if !t.policy.Deletes() {
 		return

@@ -5,13 +5,13 @@ package nodecleanup
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -33,13 +33,9 @@ type Settings struct {
 	// SkipNodeFinalize disables the clean-up. The finalizer is removed.
 	SkipNodeFinalize bool `mapstructure:"skip-node-finalize"`
 
-	NodeCleanup        Mode          `mapstructure:"node-cleanup"`
-	NodeCleanupPaths   []string      `mapstructure:"node-cleanup-paths"` // of [PathFinalizer] and [PathOrphan]
-	NodeCleanupScope   Scope         `mapstructure:"node-cleanup-scope"`
-	NodeCleanupUnbound UnboundPolicy `mapstructure:"node-cleanup-unbound"`
-	NodeCleanupRetain  RetainPolicy  `mapstructure:"node-cleanup-retain"`
-	// NodeCleanupStatic includes volumes that the driver did not provision, with ModeVolumes.
-	NodeCleanupStatic bool          `mapstructure:"node-cleanup-static"`
+	NodeCleanup       Mode          `mapstructure:"node-cleanup"`
+	NodeCleanupScope  Scope         `mapstructure:"node-cleanup-scope"`
+	NodeCleanupRetain RetainPolicy  `mapstructure:"node-cleanup-retain"`
 	NodeMissingGrace  time.Duration `mapstructure:"node-missing-grace"` // minimum time without a Node
 	// NodeCleanupWindow is the time for which a cleaned-up node counts as lost; 0: not at all.
 	NodeCleanupWindow time.Duration `mapstructure:"node-cleanup-window"`
@@ -52,8 +48,7 @@ type Settings struct {
 	NodeCleanupResource []string `mapstructure:"node-cleanup-resource"` // see [ParseResource]
 	// NodeCleanupResourceSweep is the time between two lists of all custom resources; 0: they are not listed.
 	NodeCleanupResourceSweep time.Duration `mapstructure:"-"`
-	PVReleaseGrace           time.Duration `mapstructure:"pv-release-grace"`        // for the driver to delete a released volume; 0: none
-	PVRemovableFinalizers    []string      `mapstructure:"pv-removable-finalizers"` // removed together with such a volume
+	PVReleaseGrace           time.Duration `mapstructure:"pv-release-grace"` // for the driver to delete a released volume; 0: none
 
 	// UnregisteredGrace is the time after which mode manage removes the finalizer from a node
 	// without the driver.
@@ -67,13 +62,13 @@ type Settings struct {
 	LookInterval time.Duration `mapstructure:"-"`
 }
 
-// DefaultSettings returns the defaults. NodeFinalizer and PVRemovableFinalizers depend on the driver.
+// DefaultSettings returns the defaults. NodeFinalizer depends on the driver.
 func DefaultSettings() Settings {
 	return Settings{
 		NodeFinalizerMode: FinalizerOff, NodeFinalizerTimeout: 15 * time.Minute, NodeFinalizerWaitForOthers: true,
 		NodeDeleteGrace: 5 * time.Minute,
-		NodeCleanup:     ModeReport, NodeCleanupPaths: []string{PathFinalizer, PathOrphan}, NodeCleanupScope: ScopeOptIn,
-		NodeCleanupUnbound: UnboundIgnore, NodeCleanupRetain: RetainSkip, NodeMissingGrace: 15 * time.Minute,
+		NodeCleanup:     ModeReport, NodeCleanupScope: ScopeOptIn,
+		NodeCleanupRetain: RetainSkip, NodeMissingGrace: 15 * time.Minute,
 		NodeCleanupWindow: 10 * time.Minute, NodeCleanupMaxFraction: 0.1, NodeCleanupMinNodes: 1,
 		NodeCleanupQPS: 0.5, NodeCleanupBurst: 10, NodeCleanupResourceSweep: 30 * time.Minute, PVReleaseGrace: 10 * time.Minute,
 		UnregisteredGrace: 10 * time.Minute, ClockGap: 10 * time.Minute, LookInterval: 5 * time.Minute,
@@ -106,7 +101,6 @@ type Mode string
 const (
 	ModeOff     Mode = "off"
 	ModeReport  Mode = "report"  // events, metrics and records only
-	ModeDryRun  Mode = "dry-run" // as claims; deletions are sent with server-side dry run
 	ModeClaims  Mode = "claims"  // claims are deleted
 	ModeVolumes Mode = "volumes" // and volumes that the driver can no longer delete
 )
@@ -120,15 +114,6 @@ const (
 	ScopeAll   Scope = "all"    // all that do not opt out
 )
 
-// UnboundPolicy selects how claims that wait for a volume on a lost node are handled.
-type UnboundPolicy string
-
-// The policies for unbound claims.
-const (
-	UnboundIgnore UnboundPolicy = "ignore" // the provisioner reschedules them
-	UnboundDelete UnboundPolicy = "delete"
-)
-
 // RetainPolicy selects how the claims of volumes with reclaim policy Retain are handled.
 type RetainPolicy string
 
@@ -136,12 +121,6 @@ type RetainPolicy string
 const (
 	RetainSkip  RetainPolicy = "skip"
 	RetainClaim RetainPolicy = "claim" // the claim is deleted, the volume is kept
-)
-
-// The ways in which the clean-up learns that a node is lost.
-const (
-	PathFinalizer = "finalizer" // it is being deleted and waits for our finalizer
-	PathOrphan    = "orphan"    // volumes name it, and it does not exist
 )
 
 // Values of the annotation that [CleanupAnnotation] returns.
@@ -183,45 +162,29 @@ type Policy struct {
 	Settings
 	driver     string
 	annotation string // see [CleanupAnnotation]
-	dryRun     bool
+	// removable are the finalizers of volumes that only the provisioner and the attacher of the driver remove. They are removed
+	// together with a volume that the driver can no longer delete.
+	removable []string
 	// command means that an administrator named a node: the opt-in and --pv-release-grace are not required, see also [host].
 	command bool
 	plan    bool // nothing is sent
 }
 
+// provisionerFinalizer keeps a PersistentVolume until the driver has deleted the volume.
+const provisionerFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
+
 func newPolicy(s Settings, driver string) Policy {
-	p := Policy{Settings: s, driver: driver, annotation: CleanupAnnotation(driver)}
-	switch {
-	case s.SkipNodeFinalize:
+	p := Policy{Settings: s, driver: driver, annotation: CleanupAnnotation(driver),
+		removable: []string{provisionerFinalizer, kube.AttacherFinalizerPrefix + election.Sanitize(driver)}}
+	if s.SkipNodeFinalize {
 		p.NodeCleanup = ModeOff
-	case s.NodeCleanup == ModeDryRun:
-		p.NodeCleanup, p.dryRun = ModeClaims, true
 	}
 	return p
 }
 
-// Deletes reports whether the mode may delete anything, as a dry run or for real.
+// Deletes reports whether the mode may delete anything.
 func (s Settings) Deletes() bool {
-	return slices.Contains([]Mode{ModeDryRun, ModeClaims, ModeVolumes}, s.NodeCleanup) && !s.SkipNodeFinalize
-}
-
-// path reports whether a path may delete.
-func (s Settings) path(name string) bool { return slices.Contains(s.NodeCleanupPaths, name) }
-
-// mode returns the mode as the operator has set it.
-func (p Policy) mode() Mode {
-	if p.dryRun {
-		return ModeDryRun
-	}
-	return p.NodeCleanup
-}
-
-// dryRunOption returns the option DryRun of a write.
-func (p Policy) dryRunOption() []string {
-	if p.dryRun {
-		return []string{metav1.DryRunAll}
-	}
-	return nil
+	return (s.NodeCleanup == ModeClaims || s.NodeCleanup == ModeVolumes) && !s.SkipNodeFinalize
 }
 
 // refusal returns why the owners of a volume or claim, by kind, do not consent to its clean-up, or "".

@@ -23,7 +23,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/keylock"
@@ -88,7 +87,6 @@ func settingsOf(setup uint8) Settings {
 	s := DefaultSettings()
 	s.NodeFinalizer, s.NodeFinalizerMode, s.NodeFinalizerWaitForOthers = worldDriver+"/node", FinalizerRemove, false
 	s.NodeCleanup, s.NodeCleanupScope, s.NodeCleanupQPS, s.NodeCleanupBurst = ModeClaims, ScopeAll, 1e6, 1<<20
-	s.PVRemovableFinalizers = []string{"prov/f"}
 	if setup&1 != 0 {
 		s.NodeCleanup = ModeVolumes
 	}
@@ -206,7 +204,7 @@ func (r *run) fail(format string, args ...any) {
 // begin returns a run in a world without nodes.
 func (a *actors) begin(setup uint8) *run {
 	*a.w = world{view: newView(), class: &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Provisioner: worldDriver},
-		namespace: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns", UID: "ns"}}, system: "cluster"}
+		namespace: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns", UID: "ns"}}}
 	r := &run{actors: a, setup: setup, settings: settingsOf(setup), hosts: map[string]*truth{},
 		stored: map[string]LostNode{}, checked: time.Now()}
 	a.w.watcher = r
@@ -256,9 +254,8 @@ func (a *actors) execute(h history) error {
 // restart discards the memory of a process and lists all objects.
 func (p *replica) restart(w *world, s Settings) {
 	p.c.cfg = Config{Settings: s, Workers: 1, Timeout: time.Minute}
-	p.c.policy, p.c.notify = newPolicy(s, worldDriver), newNotifier(silent, false)
+	p.c.policy, p.c.notify = newPolicy(s, worldDriver), newNotifier(silent)
 	p.c.index, p.c.limiter = newIndex(worldDriver, ""), rate.NewLimiter(rate.Inf, 1)
-	p.c.system.Store(nil)
 	p.view, p.position, p.known, p.optedOut = newView(), len(w.log), map[string]time.Time{}, map[string]bool{}
 	p.alive = map[string]time.Time{}
 	for _, name := range sortedKeys(w.csiNodes) {
@@ -395,7 +392,7 @@ func (r *run) apply(o operation) {
 				// Not between the last read of an object and the write that follows from it, unless the write has preconditions.
 				late := inner.kind == opChangeVolume && inner.variant%8 < 3
 				if last := late && request == "delete claim"; last || !late &&
-					(request == "get kube-system" || request == "write records") {
+					(request == "get keep" || request == "write records") {
 					if last {
 						r.seen["changed before the deletion"]++
 					}
@@ -465,14 +462,10 @@ func (r *run) apply(o operation) {
 	case opRecords:
 		r.changeRecords(host, v)
 	case opCluster:
-		if v%3 == 0 {
-			w.system = types.UID(fmt.Sprint("cluster", v%2))
-		} else {
-			w.editNode("keep", func(n *corev1.Node) {
-				n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady,
-					Status: []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionUnknown}[v%2]}}
-			})
-		}
+		w.editNode("keep", func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady,
+				Status: []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionUnknown}[v%2]}}
+		})
 	}
 }
 
@@ -590,12 +583,12 @@ func (r *run) approve(host string, v int) {
 	if cm.Annotations == nil {
 		cm.Annotations = map[string]string{}
 	}
-	delete(cm.Annotations, AnnotationApproveUntil)
+	delete(cm.Annotations, annotationApproveUntil)
 	switch v % 8 {
 	case 0:
 		cm.Annotations[AnnotationApprove] = "*" // has no effect
-	case 1:
-		cm.Annotations[AnnotationApprove], cm.Annotations[AnnotationApproveUntil] = host, time.Now().Add(-time.Minute).Format(time.RFC3339)
+	case 1: // nor has this
+		cm.Annotations[AnnotationApprove], cm.Annotations[annotationApproveUntil] = host, time.Now().Add(time.Minute).Format(time.RFC3339)
 	default:
 		cm.Annotations[AnnotationApprove] = host
 		r.hosts[host].approvals = 1

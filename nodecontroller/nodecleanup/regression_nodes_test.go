@@ -29,7 +29,7 @@ func TestApprovalIsForOneLoss(t *testing.T) {
 	f.observed("a")
 	f.deleteNode("n")
 	f.missing("n")
-	f.approve("", "n")
+	f.approve("n")
 	f.claimDeleted("a")
 	f.node("n")
 	f.event("PersistentVolume", f.name("pv-a"), "NodeReturned", "")
@@ -41,7 +41,7 @@ func TestApprovalIsForOneLoss(t *testing.T) {
 	f.deleteNode("n")
 	f.missing("n")
 	f.stays(2*shortGrace, pvc)
-	f.approve("", "n")
+	f.approve("n")
 	f.claimDeleted("b")
 }
 
@@ -51,7 +51,7 @@ func TestApprovalBeforeTheLoss(t *testing.T) {
 	f.node("n")
 	f.bound("a", "n")
 	f.start()
-	f.approve("", "n")
+	f.approve("n")
 	f.observed("a")
 	f.deleteNode("n")
 	f.claimDeleted("a")
@@ -160,7 +160,7 @@ func TestHoldHasNoTimeout(t *testing.T) {
 		f.says("StorageClass", "c", nil)
 		f.stays(3*shortGrace, f.getClaim("c1"))
 		f.held("n1")
-		f.approve("", "n1")
+		f.approve("n1")
 		f.claimDeleted("c1")
 	})
 	t.Run("the_topology_key_is_unknown", func(t *testing.T) {
@@ -415,33 +415,10 @@ func TestNoCheckForLong(t *testing.T) {
 	}
 }
 
-// TestOtherCluster: another API server answers later, as after a change of its address.
-func TestOtherCluster(t *testing.T) {
-	f := scenario(t, nil)
-	var other atomic.Bool
-	f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		if other.Load() && r.URL.Path == "/api/v1/namespaces/"+metav1.NamespaceSystem {
-			readAs(w, corev1.Namespace{
-				TypeMeta:   metav1.TypeMeta{Kind: "Namespace", APIVersion: "v1"},
-				ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "other"},
-			})
-			return
-		}
-		pass.ServeHTTP(w, r)
-	})
-	pv, pvc := f.bound("a", "n")
-	f.onlyWrites()
-	f.start()
-	f.missing("n")
-	other.Store(true)
-	f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "kube-system")
-	f.stays(shortGrace, pv, pvc)
-}
-
 // TestOptInLater: a class opts in after the loss.
 func TestOptInLater(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupScope = UnboundDelete, ScopeOptIn })
-	f.selecting("a", "n")
+	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupScope = ScopeOptIn })
+	f.bound("a", "n")
 	f.start()
 	f.event("PersistentVolumeClaim", "a", "NodeCleanupSkipped", f.optOut)
 	f.says("StorageClass", "c", enabled)
@@ -456,7 +433,7 @@ func TestOptOutOfANode(t *testing.T) {
 		resources := f.installLogicalVolumes()
 		f.node("n", f.cfg.NodeFinalizer)
 		f.says("Node", "n", disabled)
-		pvc := f.selecting("a", "n")
+		_, pvc := f.bound("a", "n")
 		resources.create("lv", "n")
 		f.start()
 		f.observedNodes()
@@ -568,25 +545,6 @@ func TestOptOutOfANode(t *testing.T) {
 	})
 }
 
-// TestFinalizerPathOnly: lost nodes without our finalizer are neither cleaned up nor counted.
-func TestFinalizerPathOnly(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupPaths = []string{PathFinalizer} })
-	f.node("g")
-	pv, kept := f.bound("g", "g")
-	f.node("n", f.cfg.NodeFinalizer)
-	f.bound("a", "n")
-	f.onlyWrites("DELETE "+claimA, "PATCH nodes/n")
-	f.start()
-	f.observed("g")
-	f.observed("a")
-	f.deleteNode("g")
-	f.stays(2*shortGrace, pv, kept)
-	f.deleteNode("n")
-	f.claimDeleted("a")
-	f.nodeDeleted("n")
-	f.untouched(pv, kept)
-}
-
 // TestFinalizerWasRemoved: an administrator removed our finalizer from a Node that is being deleted.
 func TestFinalizerWasRemoved(t *testing.T) {
 	f := scenario(t, func(f *fixture) { f.cfg.NodeDeleteGrace = 2 * shortGrace })
@@ -625,15 +583,12 @@ func TestFinalizerIsIgnored(t *testing.T) {
 
 // TestNamespacesBeforeAHold: claims of namespaces that have opted out do not count for the breaker.
 func TestNamespacesBeforeAHold(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupWindow = UnboundDelete, shortGrace })
+	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupWindow = shortGrace })
 	ten(f)
 	ns := f.refusing()
 	for i := range 4 {
 		f.boundIn(ns, fmt.Sprintf("a%d", i), []string{"n3"}, nil, nil)
 	}
-	f.claimIn(ns, "unbound", func(pvc *corev1.PersistentVolumeClaim) {
-		pvc.Annotations["volume.kubernetes.io/selected-node"] = f.name("n3")
-	})
 	f.start()
 	f.observed("c1")
 	for _, n := range []string{"n1", "n3"} {

@@ -91,20 +91,6 @@ func TestOneRefusalOfATerminatingNode(t *testing.T) {
 // TestOneRefusalOfALostNode: likewise for a node that does not exist.
 func TestOneRefusalOfALostNode(t *testing.T) {
 	t.Parallel()
-	t.Run("unbound_claim", func(t *testing.T) {
-		f := scenario(t, swept)
-		resources := f.installLogicalVolumes()
-		refused := f.denied(http.MethodDelete, "/"+claimA)
-		for _, claim := range []string{"a", "b", "c"} {
-			f.selecting(claim, "n")
-		}
-		resources.create("lv", "n")
-		f.start()
-		f.claimDeleted("b")
-		f.claimDeleted("c")
-		resources.deleted("lv")
-		f.atLeast(refused, 2)
-	})
 	t.Run("custom_resource", func(t *testing.T) {
 		f := scenario(t, swept)
 		resources := f.installLogicalVolumes()
@@ -304,18 +290,6 @@ func TestMissingPermission(t *testing.T) {
 		f.finalizers("keep", f.cfg.NodeFinalizer)
 		forbidden(f, false)
 	})
-	t.Run("for_unbound_claims", func(t *testing.T) {
-		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete })
-		pvc := f.selecting("a", "n")
-		allow := f.without("delete", "", "persistentvolumeclaims")
-		f.start()
-		f.eventAbout("forbidden")
-		forbidden(f, true)
-		f.untouched(pvc)
-		allow()
-		f.claimDeleted("a")
-		forbidden(f, false)
-	})
 	t.Run("for_the_records", func(t *testing.T) {
 		f := scenario(t, nil)
 		allow := f.without("create", "", "configmaps")
@@ -332,7 +306,6 @@ func TestMissingPermission(t *testing.T) {
 func TestRefusalIsReported(t *testing.T) {
 	t.Parallel()
 	bound := func(f *fixture) { f.bound("a", "n") }
-	unbound := func(f *fixture) { f.selecting("a", "n") }
 	nothing := func(*fixture) {}
 	const records = "/configmaps/lost-nodes.NS.example.com"
 	for name, tc := range map[string]struct {
@@ -349,7 +322,6 @@ func TestRefusalIsReported(t *testing.T) {
 		"claim_with_500": {nothing, 500, "", "DELETE", "/" + claimA, bound, "PersistentVolume", "NS-pv-a"},
 		"volume": {volumes, 422, "", "DELETE", "/persistentvolumes/NS-pv-a", func(f *fixture) { f.released("a", "n", nil) },
 			"PersistentVolume", "NS-pv-a"},
-		"unbound_claim": {swept, 422, "Invalid", "DELETE", "/" + claimA, unbound, "CSIDriver", "NS.example.com"},
 		"custom_resource": {swept, 400, "", "PATCH", "/logicalvolumes/la", func(f *fixture) { f.installLogicalVolumes().create("la", "n") },
 			"CSIDriver", "NS.example.com"},
 		"node":                   {manage, 500, "", "PATCH", "/nodes/NS-n", func(f *fixture) { f.node("n") }, "Node", "NS-n"},
@@ -387,7 +359,7 @@ func TestResponsesThatPass(t *testing.T) {
 		note := func(_ runtime.Object, _, _, message string) { said = append(said, message) }
 		o := &observer{
 			memories: &memories{policy: newPolicy(settingsOf(0), worldDriver)}, live: newLive(worldClient{w: &world{}}, time.Minute),
-			c: &Controller{notify: newNotifier(note, false)}, forbidden: map[string]bool{},
+			c: &Controller{notify: newNotifier(note)}, forbidden: map[string]bool{},
 		}
 		logger := funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{})
 		o.report(klog.NewContext(t.Context(), logger), "host n", err)
@@ -568,19 +540,10 @@ func TestApproveCommand(t *testing.T) {
 	}
 	f.stays(shortGrace, claims[0], claims[1])
 	request.Yes = true
-	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationApproveUntil] = in(-time.Hour) })
-	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); err == nil || !strings.Contains(err.Error(),
-		AnnotationApproveUntil+" has passed") {
-		t.Errorf("after the end of an approval: %v", err)
+	if err := Approve(t.Context(), f.client, ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("keep")}, Yes: true},
+		&strings.Builder{}); !errors.Is(err, ErrRefused) {
+		t.Errorf("approval of a node that exists: %v", err)
 	}
-	request.Yes = false
-	plan.Reset()
-	err := Approve(t.Context(), f.client, request, &plan)
-	if err != nil || !strings.Contains(plan.String(), AnnotationApproveUntil+" has passed") {
-		t.Errorf("the plan after the end of an approval: %v, %q", err, &plan)
-	}
-	f.changeRecords(func(cm *corev1.ConfigMap) { delete(cm.Annotations, AnnotationApproveUntil) })
-	request.Yes = true
 	f.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller may write its records
 		return Approve(t.Context(), f.client, request, &strings.Builder{})
 	}))
@@ -589,5 +552,11 @@ func TestApproveCommand(t *testing.T) {
 	request.Nodes = nil
 	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); err == nil {
 		t.Error("all nodes were approved by a request without nodes")
+	}
+	f.stop()
+	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationMode] = string(ModeReport) })
+	request.Nodes = []string{f.name("n2")}
+	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); !errors.Is(err, ErrRefused) {
+		t.Errorf("approval in mode report: %v", err)
 	}
 }

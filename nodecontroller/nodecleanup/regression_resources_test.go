@@ -171,7 +171,7 @@ func TestBreakerAndCustomResources(t *testing.T) {
 		if len(list.Items) < 3 {
 			t.Errorf("%d of 4 are left without an approval", len(list.Items))
 		}
-		f.approve("", "n1", "n2", "n3", "n4")
+		f.approve("n1", "n2", "n3", "n4")
 		resources.deleted("lvn1", "lvn2", "lvn3", "lvn4")
 		f.metric(0, breakerOpen)
 	})
@@ -188,23 +188,4 @@ func TestBreakerAndCustomResources(t *testing.T) {
 		f.metric(0, breakerOpen)
 		f.event("CSIDriver", f.driver, "NodeCleanupBreakerClosed", "")
 	})
-}
-
-// TestBreakerHoldsUnboundClaims: unbound claims count and are held, also when few of them are left.
-func TestBreakerHoldsUnboundClaims(t *testing.T) {
-	claims := map[string]*corev1.PersistentVolumeClaim{}
-	f := fourLost(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete }, func(f *fixture, node string) {
-		claims[node] = f.selecting("c"+node, node)
-	})
-	for _, n := range []string{"n2", "n3", "n4"} {
-		f.removeClaim("c" + n)
-	}
-	f.stays(f.cfg.NodeMissingGrace+shortGrace, claims["n1"])
-	f.metric(1, breakerOpen)
-	f.approve("", "n1")
-	f.claimDeleted("cn1")
-	f.metric(0, breakerOpen)
-	if n := f.times("CSIDriver", f.driver, "NodeCleanupBreakerOpen"); n != 1 {
-		t.Errorf("%d events of one trip", n)
-	}
 }

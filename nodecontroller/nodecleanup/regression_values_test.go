@@ -121,7 +121,7 @@ func TestNodeDoesNotWaitForTheDriver(t *testing.T) {
 func TestRecordsHaveTheMode(t *testing.T) {
 	f := scenario(t, nil)
 	f.bound("a", "n")
-	for _, mode := range []Mode{ModeReport, ModeDryRun} {
+	for _, mode := range []Mode{ModeReport, ModeClaims} {
 		f.cfg.NodeCleanup = mode
 		f.start()
 		f.missing("n")

@@ -73,14 +73,11 @@ func (c *cleaner) removeResource(
 				if err != nil {
 					return err
 				}
-				released, err := client.Patch(ctx, obj.GetName(), types.MergePatchType, data,
-					metav1.PatchOptions{DryRun: c.policy.dryRunOption()})
+				released, err := client.Patch(ctx, obj.GetName(), types.MergePatchType, data, metav1.PatchOptions{})
 				if err != nil {
 					return fmt.Errorf("removing finalizer %s: %w", r.Finalizer, err)
 				}
-				if !c.policy.dryRun {
-					obj = released
-				}
+				obj = released
 			}
 			return client.Delete(ctx, obj.GetName(), c.preconditions(obj))
 		})
@@ -115,7 +112,7 @@ func (v volume) keepsResource() string {
 
 // sweep lists the custom resources of Nodes that do not exist, every [Settings.NodeCleanupResourceSweep].
 func (t *term) sweep(ctx context.Context) {
-	if len(t.c.resources) == 0 || t.policy.NodeCleanupResourceSweep <= 0 || !t.policy.Deletes() || !t.policy.path(PathOrphan) {
+	if len(t.c.resources) == 0 || t.policy.NodeCleanupResourceSweep <= 0 || !t.policy.Deletes() {
 		return
 	}
 	tick := time.NewTicker(t.policy.NodeCleanupResourceSweep)
@@ -168,9 +165,6 @@ func (p pass) cleanResources(ctx context.Context, when ResourceWhen) (kept strin
 		}
 	}
 	for _, r := range found {
-		if p.policy.dryRun && p.recall(p.h.value).sent[r.obj.GetUID()] {
-			continue
-		}
 		p.remember(p.h.value, func(m *memory) { m.resource = true })
 		if !p.h.recorded { // nothing else of the host is left: its record comes first
 			return "", time.Now(), nil
@@ -186,7 +180,7 @@ func (p pass) cleanResources(ctx context.Context, when ResourceWhen) (kept strin
 		}
 	}
 	if err == nil {
-		p.remember(p.h.value, func(m *memory) { m.resource = when == "" && len(found) > 0 && p.policy.dryRun })
+		p.remember(p.h.value, func(m *memory) { m.resource = false })
 	}
 	return "", time.Time{}, err
 }

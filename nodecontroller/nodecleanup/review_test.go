@@ -198,11 +198,9 @@ func TestUnparsableRecords(t *testing.T) {
 		}
 	}
 	now := time.Now()
-	for _, name := range []string{"n", "*"} {
-		s := recordSet{map[string]LostNode{"n": safe}, map[string]string{AnnotationApprove: name, AnnotationApproveUntil: in(time.Hour)}}
-		if s.approve(now); s.lost["n"] != safe {
-			t.Errorf("approval of %s: %+v", name, s.lost["n"])
-		}
+	s := recordSet{map[string]LostNode{"n": safe}, map[string]string{AnnotationApprove: "n"}}
+	if problems := s.approve(now, true); s.lost["n"] != safe || len(problems) != 1 {
+		t.Errorf("after an approval: %+v, %q", s.lost["n"], problems)
 	}
 	h := host{value: "n", state: missing, record: safe, recorded: true}
 	found := newPolicy(settingsOf(0), worldDriver).mayClean(target{hosts: []host{h}}, cluster{now: now})
@@ -222,7 +220,7 @@ func TestTextOfUnparsableRecords(t *testing.T) {
 	p.restart(r.w, r.settings)
 	r.lead(p)
 	var said []string
-	p.c.notify = newNotifier(func(_ runtime.Object, _, _, message string) { said = append(said, message) }, false)
+	p.c.notify = newNotifier(func(_ runtime.Object, _, _, message string) { said = append(said, message) })
 	edit := func(edit func(cm *corev1.ConfigMap)) {
 		cm := r.w.stored.DeepCopy()
 		cm.ObjectMeta = r.w.changed(cm.ObjectMeta)
@@ -236,10 +234,7 @@ func TestTextOfUnparsableRecords(t *testing.T) {
 	r.w.bind("b", "b")
 	p.catchUp(r.w)
 	r.sync(r.term, "b")
-	edit(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationApprove] = "a" })
-	edit(func(cm *corev1.ConfigMap) {
-		cm.Annotations[AnnotationApproveUntil], cm.Annotations[AnnotationApprove] = in(time.Hour), "*"
-	})
+	edit(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationApprove] = "a,b" })
 	if b, _ := r.term.records.get("b"); r.w.stored.Data["a"] != text || b.Approved.IsZero() {
 		t.Errorf("the text is %q, the other record %+v", r.w.stored.Data["a"], b)
 	}
@@ -413,7 +408,7 @@ func TestVolumeOfTwoNodes(t *testing.T) {
 				t.Errorf("pending is %v", got)
 			}
 			var said string
-			newNotifier(func(_ runtime.Object, _, _, message string) { said = message }, false).missing(p, h, v, time.Now())
+			newNotifier(func(_ runtime.Object, _, _, message string) { said = message }).missing(p, h, v, time.Now())
 			if !strings.Contains(said, tc.want) {
 				t.Errorf("the owners are told: %s", said)
 			}
@@ -448,7 +443,7 @@ func TestVolumeOfTwoNodes(t *testing.T) {
 // TestHoldOfADrainedNode: a hold does not end because its Node is drained after the hold.
 func TestHoldOfADrainedNode(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
-	p, c := newPolicy(settingsOf(0), worldDriver), cluster{now: now, readyNode: true, sameCluster: true, checked: now}
+	p, c := newPolicy(settingsOf(0), worldDriver), cluster{now: now, readyNode: true, checked: now}
 	h := host{value: "n", state: missing, recorded: true}
 	h.record = LostNode{Value: "n", Since: now.Add(-time.Hour), Cordoned: true, Planned: true}
 	for _, open := range []bool{false, true} {

@@ -26,7 +26,7 @@ import (
 
 // parity sets what the profile topolvm sets, for a driver of another name.
 func parity(f *fixture) {
-	f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupRetain = UnboundDelete, RetainClaim
+	f.cfg.NodeCleanupRetain = RetainClaim
 	f.cfg.NodeCleanupResource = []string{"resource=" + f.logicalVolumes().Resource + ".v1." + f.logicalVolumes().Group +
 		",node-field=spec.nodeName,finalizer=" + f.driver + "/logicalvolume,mark=" + f.driver + "/pendingdeletion=true," +
 		"when=node-terminating"}
@@ -147,50 +147,46 @@ func (c customResources) marked(was *unstructured.Unstructured) {
 func TestNodecontrollerScenarioNodes(t *testing.T) {
 	t.Parallel()
 	t.Run("007_claims_and_resources", func(t *testing.T) {
-		for what, create := range map[string]func(f *fixture){
-			"unbound": func(f *fixture) { f.selecting("a", "n") },
-			// The cache learns late that the last claim is being deleted.
-			"bound": func(f *fixture) { f.bound("a", "n"); f.late("persistentvolumeclaims", 300*time.Millisecond) },
-		} {
-			t.Run(what, func(t *testing.T) {
-				f := scenario(t, func(f *fixture) { parity(f); f.cfg.NodeMissingGrace = time.Hour })
-				resources := f.installLogicalVolumes()
-				f.node("n", f.cfg.NodeFinalizer)
-				create(f)
-				lv, other := resources.create("lv", "n"), resources.create("other", "keep")
-				f.onlyWrites("DELETE persistentvolumeclaims/a", "PATCH logicalvolumes/lv", "DELETE logicalvolumes/lv", "PATCH nodes/n")
-				f.start()
-				f.observedNodes()
-				f.deleteNode("n")
-				f.nodeDeleted("n")
-				if there, err := resources.exists(t.Context(), "lv"); there || err != nil {
-					t.Fatalf("the Node was released before its custom resource was deleted: %t, %v", there, err)
-				}
-				f.claimDeleted("a")
-				resources.marked(lv)
-				resources.same(other)
-			})
+		f := scenario(t, func(f *fixture) { parity(f); f.cfg.NodeMissingGrace = time.Hour })
+		resources := f.installLogicalVolumes()
+		f.node("n", f.cfg.NodeFinalizer)
+		f.bound("a", "n")
+		// The cache learns late that the last claim is being deleted.
+		f.late("persistentvolumeclaims", 300*time.Millisecond)
+		lv, other := resources.create("lv", "n"), resources.create("other", "keep")
+		f.onlyWrites("DELETE persistentvolumeclaims/a", "PATCH logicalvolumes/lv", "DELETE logicalvolumes/lv", "PATCH nodes/n")
+		f.start()
+		f.observedNodes()
+		f.deleteNode("n")
+		f.nodeDeleted("n")
+		if there, err := resources.exists(t.Context(), "lv"); there || err != nil {
+			t.Fatalf("the Node was released before its custom resource was deleted: %t, %v", there, err)
 		}
+		f.claimDeleted("a")
+		resources.marked(lv)
+		resources.same(other)
 	})
 	t.Run("008_skip", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { parity(f); f.cfg.SkipNodeFinalize = true })
 		resources := f.installLogicalVolumes()
 		f.node("n", f.cfg.NodeFinalizer)
-		pvc, lv := f.selecting("a", "n"), resources.create("lv", "n")
+		pv, pvc := f.bound("a", "n")
+		lv := resources.create("lv", "n")
 		f.onlyWrites("PATCH nodes/n")
 		f.start()
 		f.deleteNode("n")
 		f.nodeDeleted("n")
-		f.stays(shortGrace, pvc)
+		f.stays(shortGrace, pv, pvc)
 		resources.same(lv)
 	})
-	t.Run("009_other_class", func(t *testing.T) {
+	t.Run("009_unbound_claims", func(t *testing.T) {
 		f := scenario(t, parity)
 		f.node("n", f.cfg.NodeFinalizer)
 		other := f.claim("other", func(pvc *corev1.PersistentVolumeClaim) {
 			pvc.Annotations[storagehelpers.AnnSelectedNode] = f.name("n")
 			*pvc.Spec.StorageClassName = "of-another-driver"
 		})
+		ours := f.selecting("ours", "n") // the provisioner lets the scheduler select another node
 		none := f.claim("none", func(pvc *corev1.PersistentVolumeClaim) {
 			pvc.Annotations[storagehelpers.AnnSelectedNode] = f.name("n")
 			pvc.Spec.StorageClassName = nil
@@ -199,7 +195,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f.start()
 		f.deleteNode("n")
 		f.nodeDeleted("n")
-		f.stays(shortGrace, other, none)
+		f.stays(shortGrace, other, ours, none)
 	})
 	t.Run("010_affinity_mismatch", func(t *testing.T) {
 		f := scenario(t, parity)
@@ -212,13 +208,10 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f.start()
 		f.deleteNode("n")
 		f.nodeDeleted("n")
-		f.event("PersistentVolumeClaim", "a", "NodeCleanupSkipped", "AffinityMismatch")
-		f.untouched(pv, pvc)
+		f.stays(shortGrace, pv, pvc)
 	})
 	t.Run("011_086_bound_pair_and_its_pod", func(t *testing.T) {
 		f := scenario(t, parity)
-		// The finalizer path does not need a healthy control plane.
-		f.denied(http.MethodGet, "/namespaces/"+metav1.NamespaceSystem)
 		f.node("n", f.cfg.NodeFinalizer)
 		pv, _ := f.bound("a", "n")
 		pod := f.pod("p", "a", f.name("n"))
@@ -358,7 +351,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		f := scenario(t, parity)
 		resources := f.installLogicalVolumes()
 		f.node("n", f.cfg.NodeFinalizer)
-		f.selecting("a", "n")
+		f.bound("a", "n")
 		f.bound("b", "n")
 		lv := resources.create("lv", "n")
 		f.deleteNode("n")
@@ -411,7 +404,7 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 	t.Run("020_kind_not_installed", func(t *testing.T) {
 		f := scenario(t, parity)
 		f.node("n", f.cfg.NodeFinalizer)
-		f.selecting("a", "n")
+		f.bound("a", "n")
 		f.onlyWrites("DELETE persistentvolumeclaims/a", "PATCH nodes/n")
 		f.start()
 		f.observedNodes()

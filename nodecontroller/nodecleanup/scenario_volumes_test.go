@@ -121,21 +121,12 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		}
 	})
 	t.Run("052_static", func(t *testing.T) {
-		t.Run("untouched", func(t *testing.T) {
-			f := scenario(t, volumes)
-			pv := f.released("a", "n", unprovisioned)
-			f.onlyWrites()
-			f.start()
-			f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "--node-cleanup-static")
-			f.stays(2*shortGrace, pv)
-		})
-		t.Run("included", func(t *testing.T) {
-			f := scenario(t, func(f *fixture) { volumes(f); f.cfg.NodeCleanupStatic = true })
-			f.released("a", "n", unprovisioned)
-			f.onlyWrites("PATCH "+volumeA, "DELETE "+volumeA)
-			f.start()
-			f.untilVolume("pv-a", "has only its protection", deletedWith(protectionOfVolumes))
-		})
+		f := scenario(t, volumes)
+		pv := f.released("a", "n", unprovisioned)
+		f.onlyWrites()
+		f.start()
+		f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "has not provisioned it")
+		f.stays(2*shortGrace, pv)
 	})
 	t.Run("053_node_returns_before_the_call", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { volumes(f); f.cfg.PVReleaseGrace = 3 * shortGrace })

@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
@@ -145,15 +144,6 @@ func (l live) ready(ctx context.Context, nodes []string, driver string) (bool, e
 		}
 	}
 	return false, nil
-}
-
-// sanity reports whether the driver is on a ready node, see [live.ready], and whether kube-system has the UID system.
-func (l live) sanity(ctx context.Context, nodes []string, driver string, system types.UID) (ready, same bool, err error) {
-	if ready, err = l.ready(ctx, nodes, driver); err != nil {
-		return false, false, err
-	}
-	ns, err := l.namespace(ctx, metav1.NamespaceSystem)
-	return ready, ns != nil && ns.UID == system, err
 }
 
 // list returns all objects, in pages that each have the timeout of l.

@@ -134,11 +134,6 @@ func (t *term) gatherHost(ctx context.Context, value string) (host, error) {
 			h.volumes = append(h.volumes, v)
 		}
 	}
-	if !h.hasOtherValue() { // else they wait for the other host
-		if h.unbound, err = t.unbound(ctx, h); err != nil {
-			return h, err
-		}
-	}
 	h.drained = t.drained(h)
 	t.rememberHost(h)
 	return h, nil
@@ -206,13 +201,12 @@ func (t *term) writeRecord(ctx context.Context, h host) error {
 		s.lost[h.value] = record
 		t.annotate(s)
 		t.hold(s, c)
-		s.approve(c.now)
 	})
 	switch {
 	case err != nil || !current:
 	case !record.Since.IsZero() && !before.Since.Equal(record.Since):
 		h.record, _ = t.records.get(h.value)
-		klog.FromContext(ctx).Info("Node is missing", "node", h.name(), "volumes", len(h.volumes), "mode", string(t.policy.mode()))
+		klog.FromContext(ctx).Info("Node is missing", "node", h.name(), "volumes", len(h.volumes), "mode", string(t.policy.NodeCleanup))
 		for _, v := range h.volumes {
 			t.c.notify.missing(t.policy, h, v, t.policy.due(h))
 		}

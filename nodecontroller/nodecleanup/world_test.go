@@ -60,7 +60,6 @@ type world struct {
 	log        []nodeEvent
 	class      *storagev1.StorageClass
 	namespace  *corev1.Namespace
-	system     types.UID         // of the namespace kube-system
 	stored     *corev1.ConfigMap // nil: does not exist
 	interleave func(request string)
 	watcher    watcher
@@ -169,7 +168,7 @@ func (w *world) bind(name string, hosts ...string) {
 	claim.Finalizers = []string{"kubernetes.io/pvc-protection"}
 	pv := &corev1.PersistentVolume{ObjectMeta: w.meta("pv-" + name)}
 	pv.Annotations = map[string]string{storagehelpers.AnnDynamicallyProvisioned: worldDriver}
-	pv.Finalizers = []string{"prov/f", "kubernetes.io/pv-protection"}
+	pv.Finalizers = []string{provisionerFinalizer, "kubernetes.io/pv-protection"}
 	pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: worldDriver, VolumeHandle: name}
 	pv.Spec.PersistentVolumeReclaimPolicy, pv.Spec.StorageClassName = corev1.PersistentVolumeReclaimDelete, w.class.Name
 	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "ns", Name: name, UID: claim.UID}

@@ -93,7 +93,7 @@ func explainLostNode(e *explanation, n lostNode) {
 func explainMode(e *explanation, n lostNode, sentence, when string) {
 	deletes := map[nodecleanup.Mode]string{nodecleanup.ModeClaims: "claims", nodecleanup.ModeVolumes: "claims and volumes"}[n.mode]
 	switch n.mode {
-	case nodecleanup.ModeOff, nodecleanup.ModeReport, nodecleanup.ModeDryRun:
+	case nodecleanup.ModeOff, nodecleanup.ModeReport:
 		e.add(Blocked, "cleanup", "%s The nodecontroller ran last with --node-cleanup=%s: nothing is deleted.", sentence, n.mode).
 			next("If the node does not return, run `storage-controller nodecontroller cleanup --driver-name=%s --node=%s`, which prints a "+
 				"plan.", n.driver, n.Name())

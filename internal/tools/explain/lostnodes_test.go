@@ -47,7 +47,6 @@ func TestModeOfLostNodes(t *testing.T) {
 		text, next string
 	}{
 		nodecleanup.ModeReport:  {Blocked, "ran last with --node-cleanup=report: nothing is deleted.", plan},
-		nodecleanup.ModeDryRun:  {Blocked, "ran last with --node-cleanup=dry-run: nothing is deleted.", plan},
 		nodecleanup.ModeClaims:  {Waiting, "Node n of driver d has been lost", "deletes its claims"},
 		nodecleanup.ModeVolumes: {Waiting, "Node n of driver d has been lost", "deletes its claims and volumes"},
 		"":                      {Waiting, "Node n of driver d has been lost", "if its mode and the opt-in allow that"},
