@@ -62,7 +62,7 @@ type Deps struct {
 
 // Resources are the custom resources of a driver that belong to one node each. They are deleted with the claims of the node.
 type Resources interface {
-	// List returns those in the cache.
+	// List returns those in the cache that are not being deleted, or still have the finalizer of the driver.
 	List() []Resource
 	// Get reads one from the API server; nil and no error: it does not exist.
 	Get(ctx context.Context, name string) (*Resource, error)
@@ -422,11 +422,9 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 		p.problem(CheckForbidden, "Forbidden/"+resource, "listing and watching %s for --node-cleanup=%s: %v%s", resource, t.cfg.mode(),
 			err, grantHint)
 	}
-	for _, h := range p.Hosts {
-		for _, release := range h.Releases {
-			if a, failed := t.waits(r, release.Node); failed {
-				p.Problems = append(p.Problems, Reason{a.Reason.Check, a.Reason.Name, a.Reason.Message, a.Until, release.Node.Name})
-			}
+	for name, node := range r.world.Nodes {
+		if a, failed := t.waits(r, node); failed {
+			p.Problems = append(p.Problems, Reason{a.Reason.Check, a.Reason.Name, a.Reason.Message, a.Until, name})
 		}
 	}
 	if failed != nil {
@@ -472,7 +470,8 @@ func (t *term) carryOut(ctx context.Context, r round) (next time.Time, err error
 		}
 	}
 	for _, name := range r.plan.Protect {
-		if node := r.world.Nodes[name]; t.tried[node.UID].Until.Before(r.world.Now) {
+		node := r.world.Nodes[name]
+		if _, waits := t.waits(r, node); !waits {
 			work[2][node.UID] = func() error { return t.deleter.protect(ctx, node) }
 		}
 	}

@@ -82,11 +82,13 @@ func (d *deleter) delete(ctx context.Context, r round, st Step) error {
 	} else if st.Item.Resource != nil {
 		handle = st.Item.Resource.Handle
 	}
-	release, free := d.locks.TryExclusive(handle)
-	if !free {
-		return errors.New("a CSI call for the volume is running")
+	if handle != "" {
+		release, free := d.locks.TryExclusive(handle)
+		if !free {
+			return errors.New("a CSI call for the volume is running")
+		}
+		defer release()
 	}
-	defer release()
 	return election.Reread(func() error { return d.deleteLocked(ctx, r, st) })
 }
 
@@ -109,7 +111,7 @@ func (d *deleter) deleteLocked(ctx context.Context, r round, st Step) error {
 	if st.limited(r) && !d.limiter.Allow() {
 		return errLimited
 	}
-	return d.request(ctx, f, moment)
+	return d.request(ctx, f, st.Again, moment)
 }
 
 // limited reports whether --node-cleanup-qps limits a step. It does not if a request to the API server deleted the Nodes, or if
@@ -122,7 +124,7 @@ func (st Step) limited(r round) bool {
 }
 
 // request sends the request of a step, whose facts were read after moment.
-func (d *deleter) request(ctx context.Context, f facts, moment election.Moment) error {
+func (d *deleter) request(ctx context.Context, f facts, again bool, moment election.Moment) error {
 	it, node := f.Item, f.Hosts[0].Record.Name()
 	switch f.Kind {
 	case KindClaim:
@@ -135,6 +137,10 @@ func (d *deleter) request(ctx context.Context, f facts, moment election.Moment) 
 		}
 		return err
 	case KindVolume:
+		// The event precedes the deletion, after which the object may not exist.
+		if !again {
+			d.send(warning(it.Volume, reasonForceRemoved, fmt.Sprintf(forceRemoved, it.Volume.Name, "is being removed", node)))
+		}
 		return d.deleteVolume(ctx, it, node, moment)
 	case KindFinalizers:
 		return d.removeFinalizers(ctx, it.Volume, moment)
@@ -151,17 +157,18 @@ func preconditions(obj metav1.Object) metav1.DeleteOptions {
 	}}
 }
 
+// forceRemoved is the message of events about a volume that is removed.
+const forceRemoved = "PersistentVolume %s %s without its driver, which ran on node %s. Erase the disks of that node before you use " +
+	"them again"
+
 // deleteVolume deletes a volume that its driver can no longer delete.
 func (d *deleter) deleteVolume(ctx context.Context, it *item, node string, moment election.Moment) error {
-	const text = "PersistentVolume %s %s without its driver, which ran on node %s. Erase the disks of that node before you use them again"
 	pv := it.Volume
-	// The event precedes the deletion, after which the object may not exist.
-	d.send(warning(pv, reasonForceRemoved, fmt.Sprintf(text, pv.Name, "is being removed", node)))
 	err := d.call(ctx, moment, "pv_delete", pv, func(ctx context.Context) error {
 		return d.client.CoreV1().PersistentVolumes().Delete(ctx, pv.Name, preconditions(pv))
 	})
 	if ns, ok := it.Owners["Namespace"].(*corev1.Namespace); ok && err == nil {
-		d.send(warning(ns, reasonForceRemoved, fmt.Sprintf(text, pv.Name, "was removed", node)))
+		d.send(warning(ns, reasonForceRemoved, fmt.Sprintf(forceRemoved, pv.Name, "was removed", node)))
 	}
 	return err
 }
@@ -204,6 +211,14 @@ func (d *deleter) call(
 	return nil
 }
 
+const (
+	// minBackoff is the least time between two attempts. It is longer than that between two passes, so that the next plan has the
+	// reason.
+	minBackoff = 2 * passInterval
+	// staleBackoff is the time after an attempt at what the caches know differently from the API server.
+	staleBackoff = 10 * time.Second
+)
+
 // next returns the attempt after a failed one, which waits from start to longest. It is zero if the next plan decides without it.
 func (a attempt) next(now time.Time, err error, start, longest time.Duration) attempt {
 	var refused refusedError
@@ -220,6 +235,9 @@ func (a attempt) next(now time.Time, err error, start, longest time.Duration) at
 	delay := start
 	for range min(a.Failures, 32) {
 		delay = min(2*delay, longest)
+	}
+	if delay = max(delay, minBackoff); errors.Is(err, errOutdated) {
+		delay = staleBackoff
 	}
 	a.Failures, a.Until = a.Failures+1, now.Add(delay)
 	return a

@@ -196,8 +196,8 @@ type caches struct {
 	namespaces *expiring.Expiring // that were read lately
 }
 
-// cached returns the object with a key, or nil if the cache does not have it.
-func cached[T any](get func(string) (*T, bool), key string) (*T, error) {
+// fromCache returns the object with a key, or nil if the cache does not have it.
+func fromCache[T any](get func(string) (*T, bool), key string) (*T, error) {
 	obj, ok := get(key)
 	if !ok {
 		return nil, nil
@@ -206,23 +206,23 @@ func cached[T any](get func(string) (*T, bool), key string) (*T, error) {
 }
 
 func (r caches) volume(_ context.Context, name string) (*corev1.PersistentVolume, error) {
-	return cached(r.c.volumes.Get, name)
+	return fromCache(r.c.volumes.Get, name)
 }
 
 func (r caches) class(_ context.Context, name string) (*storagev1.StorageClass, error) {
-	return cached(r.c.classes.Get, name)
+	return fromCache(r.c.classes.Get, name)
 }
 
 func (r caches) node(_ context.Context, name string) (*corev1.Node, error) {
-	return cached(r.c.nodes.Get, name)
+	return fromCache(r.c.nodes.Get, name)
 }
 
 func (r caches) csiNode(_ context.Context, name string) (*storagev1.CSINode, error) {
-	return cached(r.c.csiNodes.Get, name)
+	return fromCache(r.c.csiNodes.Get, name)
 }
 
 func (r caches) claim(_ context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
-	return cached(r.c.claims.Get, namespace+"/"+name)
+	return fromCache(r.c.claims.Get, namespace+"/"+name)
 }
 
 // namespace reads at most twice in [Settings.CheckInterval], so that each check has a new one.

@@ -46,6 +46,7 @@ type Step struct {
 	Item    *item
 	State   State
 	Reasons []Reason
+	Again   bool // an attempt of this term has failed
 }
 
 // Release is the removal of our finalizer from a Node that is being deleted. With a Reason, it has an event.
@@ -348,7 +349,8 @@ func (p *Plan) step(s Settings, w world, h *host, it *item, tried attempts) Step
 		p.wantsVolumes = p.wantsVolumes || len(st.Reasons) > 0
 		p.wantsNodes = p.wantsNodes || w.Listed.IsZero() && len(f.with(missing)) > 0
 	}
-	if failed, ok := tried[it.target(st.Kind)]; ok && w.Now.Before(failed.Until) {
+	failed, again := tried[it.target(st.Kind)]
+	if st.Again = again; again && w.Now.Before(failed.Until) {
 		failed.Reason.Until = failed.Until
 		st.Reasons = append(st.Reasons, failed.Reason)
 	}

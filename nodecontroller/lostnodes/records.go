@@ -235,9 +235,6 @@ func (n LostNode) interrupted() LostNode {
 // approve moves the approvals into the records. It returns the values of the approved records, and a problem for each approval
 // without effect.
 func (r *Records) approve(s Settings, now time.Time) (approved []string, problems []Reason) {
-	ineffective := func(format string, args ...any) {
-		problems = append(problems, Reason{Check: CheckGrace, Name: "ApprovalWithoutEffect", Message: fmt.Sprintf(format, args...)})
-	}
 	for _, list := range []struct {
 		annotation string
 		names      []string
@@ -249,12 +246,20 @@ func (r *Records) approve(s Settings, now time.Time) (approved []string, problem
 					found = append(found, value)
 				}
 			}
+			problem := ""
 			switch {
+			case name == "*" || r.ApproveUntil:
+				problem = "the value * and " + AnnotationApproveUntil + " were removed. Name the nodes"
 			case !s.Deletes():
-				ineffective("%s: %s has no effect: the mode of the cleanup is %s", list.annotation, name, s.mode())
-				continue
+				problem = "the mode of the cleanup deletes nothing. Set --node-cleanup=claims or volumes"
+			case r.Lost[name].Unparsable:
+				problem = "its record cannot be parsed"
 			case len(found) == 0:
-				ineffective("%s: %s has no effect: it is the name of no lost node with a record that can be parsed", list.annotation, name)
+				problem = "no such node is lost"
+			}
+			if problem != "" {
+				problems = append(problems, Reason{Check: CheckGrace, Name: "ApprovalWithoutEffect", Message: fmt.Sprintf(
+					"%s: %s has no effect: %s", list.annotation, name, problem)})
 				continue
 			}
 			for _, value := range found {
@@ -267,9 +272,6 @@ func (r *Records) approve(s Settings, now time.Time) (approved []string, problem
 			}
 			approved = append(approved, found...)
 		}
-	}
-	if r.ApproveUntil {
-		ineffective("%s has no effect: an approval ends with the loss", AnnotationApproveUntil)
 	}
 	r.Approve, r.ApproveAll, r.ApproveUntil = nil, nil, false
 	return approved, problems

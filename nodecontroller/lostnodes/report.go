@@ -165,7 +165,17 @@ func (h HostPlan) volumes() []Step {
 // events returns what is new about a host. before is its last plan.
 func (h HostPlan) events(s Settings, before HostPlan) (all []event) {
 	lost := !h.Since.IsZero() && !h.Since.Equal(before.Since)
-	for _, st := range h.volumes() {
+	for _, st := range h.Steps {
+		if reason, kind := st.reported(); st.Kind == KindResource {
+			known := slices.ContainsFunc(before.Steps, func(was Step) bool {
+				r, _ := was.reported()
+				return was.Kind == KindResource && was.Item.Resource.UID == st.Item.Resource.UID && r.same(reason)
+			})
+			if kind == reasonBlocked && reason.Check == CheckForbidden && !known {
+				all = append(all, warning(nil, kind, reason.Message))
+			}
+			continue
+		}
 		if lost {
 			all = append(all, st.Item.of(corev1.EventTypeWarning, reasonMissing, fmt.Sprintf("Node %s of this volume is missing. Mode %s: %s",
 				h.Name(), s.mode(), h.follows(s, st)))...)

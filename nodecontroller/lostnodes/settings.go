@@ -149,10 +149,13 @@ func (s Settings) mode() Mode {
 // Deletes reports whether the mode may delete anything.
 func (s Settings) Deletes() bool { return s.mode() == ModeClaims || s.mode() == ModeVolumes }
 
+// provisionerFinalizer is the finalizer of the provisioner on a PersistentVolume.
+const provisionerFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
+
 // removableFinalizers returns the finalizers that are removed from a PersistentVolume: those of the provisioner and of the
 // attacher of the driver.
 func (s Settings) removableFinalizers() []string {
-	return []string{"external-provisioner.volume.kubernetes.io/finalizer", "external-attacher/" + election.Sanitize(s.Driver)}
+	return []string{provisionerFinalizer, "external-attacher/" + election.Sanitize(s.Driver)}
 }
 
 // isRemovable reports whether a finalizer of a PersistentVolume may be removed.
