@@ -4,6 +4,7 @@
 package lostnodes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,18 +28,17 @@ var ErrRefused = errors.New("refused")
 // ApproveRequest names the lost nodes whose cleanup an administrator approves.
 type ApproveRequest struct {
 	Driver    string
-	Namespace string        // of the ConfigMap
-	Nodes     []string      // names or values
-	Held      bool          // also all that are held
-	All       bool          // also agree to the deletion of what did not opt in
-	Yes       bool          // without Yes, only the plan is printed
-	Timeout   time.Duration // of one request
+	Namespace string   // of the ConfigMap
+	Nodes     []string // names or values
+	Held      bool     // also all that are held
+	All       bool     // also agree to the deletion of what did not opt in
+	Yes       bool     // without Yes, only the plan is printed
 }
 
 // Approve prints the lost nodes and what the approval changes, and with Yes writes the approval. The controller consumes it. It
 // returns [ErrRefused] if a node has no record, or if the controller deletes nothing.
-func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRequest, out io.Writer) error {
-	a := api{client: client, timeout: request.Timeout}
+func Approve(ctx context.Context, cfg Config, client kubernetes.Interface, request ApproveRequest, out io.Writer) error {
+	a := api{client: client, timeout: cfg.Timeout}
 	cm, err := a.configMap(ctx, request.Namespace, request.Driver)
 	name := fmt.Sprintf("ConfigMap \"%s/%s\"", request.Namespace, ConfigMapName(request.Driver))
 	if err == nil && cm == nil {
@@ -56,12 +56,16 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 			}
 		}
 	}
-	wanted, annotation := Records{Lost: maps.Clone(before.Lost), Approve: sorted(request.Nodes)}, AnnotationApprove
-	if request.All {
-		wanted.Approve, wanted.ApproveAll, annotation = nil, wanted.Approve, AnnotationApproveAll
+	names := slices.Clone(request.Nodes)
+	for i := range names {
+		if request.All {
+			names[i] += approveAll
+		}
 	}
-	s := Settings{Driver: request.Driver, TopologyNodeKey: before.TopologyKey, NodeCleanup: before.Mode}
-	approved, problems := wanted.approve(s, time.Now())
+	cfg.Driver, cfg.NodeCleanup = request.Driver, before.Mode
+	cfg.TopologyNodeKey = cmp.Or(cfg.TopologyNodeKey, before.TopologyKey)
+	after := Records{Lost: maps.Clone(before.Lost), Approve: names}
+	approved, problems := after.approve(cfg.Settings, time.Now())
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "NODE\tSINCE\tSTATE\tAPPROVAL\tNEXT")
 	for _, n := range ParseLostNodes(cm) {
@@ -71,12 +75,15 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 		}
 		if slices.Contains(approved, n.Value) {
 			approval = "will be approved"
+			if request.All {
+				approval += ", also without an opt-in"
+			}
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", n.Name(), since, n.State(), approval, n.Next)
 	}
 	err = table.Flush()
 	if err == nil && request.All {
-		err = a.printNeverOptedIn(ctx, s, approved, out)
+		err = a.printNeverOptedIn(ctx, cfg.Settings, approved, out)
 	}
 	switch {
 	case err != nil:
@@ -88,9 +95,8 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 	case len(request.Nodes) == 0:
 		return errors.New("no node is named. Name the nodes to approve")
 	}
-	names := sorted(splitNames(cm.Annotations[annotation]), request.Nodes)
-	metav1.SetMetaDataAnnotation(&cm.ObjectMeta, annotation, strings.Join(names, ","))
-	ctx, cancel := context.WithTimeout(ctx, request.Timeout)
+	metav1.SetMetaDataAnnotation(&cm.ObjectMeta, AnnotationApprove, strings.Join(sorted(before.Approve, names), ","))
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
 	if _, err = client.CoreV1().ConfigMaps(request.Namespace).Update(ctx, cm, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("approving the cleanup in %s: %w. Try again", name, err)
@@ -99,25 +105,33 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 	return err
 }
 
-// printNeverOptedIn prints the claims of approved hosts that nobody agreed to delete.
+// printNeverOptedIn prints what is deleted of approved hosts although nobody agreed to that before.
 func (a api) printNeverOptedIn(ctx context.Context, s Settings, approved []string, out io.Writer) error {
 	l, err := a.lists(ctx, listed{}, false, true)
 	if err != nil {
 		return err
 	}
 	for _, pv := range l.volumes {
-		values, _ := localValues(pv, s.Driver, s.TopologyNodeKey)
-		if !slices.ContainsFunc(values, func(value string) bool { return slices.Contains(approved, value) }) {
+		values, local := localValues(pv, s.Driver, s.TopologyNodeKey)
+		if !local || slices.ContainsFunc(values, func(value string) bool { return !slices.Contains(approved, value) }) {
 			continue
 		}
 		it, err := readItem(ctx, s, a, s.TopologyNodeKey, pv.Name)
 		if err != nil {
 			return err
 		}
-		agreed := true
-		checkConsent(s, facts{Item: &it}, func(time.Time, string, string, ...any) { agreed = false })
-		if !agreed && it.Claim != nil {
-			fmt.Fprintf(out, "never opted in: claim %s, volume %s\n", kube.Key(it.Claim), pv.Name)
+		refusals := map[string]bool{}
+		for _, r := range rules {
+			if r.check == CheckScope || r.check == CheckPolicy {
+				r.refuses(s, facts{Kind: nextKind(s, &it), Item: &it}, func(time.Time, string, string, ...any) { refusals[r.name] = true })
+			}
+		}
+		claim := "-"
+		if it.Claim != nil {
+			claim = kube.Key(it.Claim)
+		}
+		if refusals["consent"] && len(refusals) == 1 {
+			fmt.Fprintf(out, "did not opt in, and will be deleted: volume %s, claim %s\n", pv.Name, claim)
 		}
 	}
 	return nil

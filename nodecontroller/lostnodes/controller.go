@@ -296,7 +296,7 @@ func (t *term) readRecords(ctx context.Context) error {
 	case err != nil:
 		return err
 	case cm == nil:
-		t.records.Approve, t.records.ApproveAll = nil, nil
+		t.records.Approve = nil
 	case t.taken && cm.Annotations[AnnotationHolder] != t.holder:
 		return errNotHolder
 	default:
@@ -504,20 +504,17 @@ func (t *term) do(ctx context.Context, work map[types.UID]func() error, next, en
 			err := recovered(act)
 			mu.Lock()
 			defer mu.Unlock()
-			now := time.Now()
 			switch {
+			case err == nil:
+				delete(t.tried, uid)
 			case errors.Is(err, errLimited):
 				limited++
-				return nil
+			case errors.Is(err, errChanged):
 			case errors.Is(err, election.ErrLost):
 				over = err
-			case err != nil:
+			default:
 				klog.FromContext(ctx).Error(err, "Cleanup after a lost node failed", "uid", uid)
-			}
-			a := t.tried[uid].next(now, err, t.cfg.RetryIntervalStart, t.cfg.RetryIntervalMax)
-			t.tried[uid] = a
-			if a.Until.IsZero() {
-				delete(t.tried, uid)
+				t.tried[uid] = t.tried[uid].next(time.Now(), err, t.cfg.RetryIntervalStart, t.cfg.RetryIntervalMax)
 			}
 			return nil
 		})

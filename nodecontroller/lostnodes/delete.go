@@ -50,6 +50,9 @@ var errLimited = errors.New("--node-cleanup-qps is used up")
 // errOutdated means that the API server has something else than the plan. The next pass decides again.
 var errOutdated = errors.New("the API server has another state than the caches")
 
+// errChanged means that another node was lost, or that the records have changed. The next pass decides again.
+var errChanged = errors.New("the records have changed, or another node was lost")
+
 // refusedError is a refusal by [mayClean] with live facts.
 type refusedError struct{ Reason }
 
@@ -103,6 +106,8 @@ func (d *deleter) deleteLocked(ctx context.Context, r round, st Step) error {
 		return nil
 	case f.Kind != st.Kind || f.Item.target(f.Kind) != st.Item.target(st.Kind):
 		return errOutdated
+	case len(reasons) == 1 && f.Changed:
+		return errChanged
 	case len(reasons) > 0:
 		return refusedError{reasons[0]}
 	case r.world.Listed.IsZero() && len(f.with(missing)) > 0: // no list has the further names of its nodes
@@ -219,12 +224,10 @@ const (
 	staleBackoff = 10 * time.Second
 )
 
-// next returns the attempt after a failed one, which waits from start to longest. It is zero if the next plan decides without it.
+// next returns the attempt after a failed one, which waits from start to longest.
 func (a attempt) next(now time.Time, err error, start, longest time.Duration) attempt {
 	var refused refusedError
 	switch {
-	case err == nil || errors.Is(err, errLimited) || errors.As(err, &refused) && refused.Name == "Changed":
-		return attempt{}
 	case errors.As(err, &refused):
 		a.Reason = refused.Reason
 	case isRefusal(err):

@@ -32,13 +32,15 @@ const (
 	// leader releases its Lease, and the next leader sets it.
 	AnnotationHolder = "storage-controller.io/holder"
 	// AnnotationApprove lists lost nodes whose cleanup an administrator approves, on their ConfigMap, separated by commas. An
-	// approval ends the grace and the hold. The controller moves approvals into the records.
+	// approval ends the grace and the hold. NODE=all also agrees to the deletion of what did not opt in. The controller moves
+	// approvals into the records.
 	AnnotationApprove = "storage-controller.io/approve"
-	// AnnotationApproveAll is like AnnotationApprove, and also agrees to the deletion of what did not opt in.
-	AnnotationApproveAll = "storage-controller.io/approve-all"
-	// AnnotationApproveUntil was the end of an approval of all nodes. It is removed.
-	AnnotationApproveUntil = "storage-controller.io/approve-until"
+	// annotationApproveUntil was the end of an approval. An approval that has it has no effect.
+	annotationApproveUntil = "storage-controller.io/approve-until"
 )
+
+// approveAll follows a name in [AnnotationApprove] that is approved also for what did not opt in.
+const approveAll = "=all"
 
 // LostNode is the record of a host whose Node was deleted, or is being deleted.
 type LostNode struct {
@@ -65,13 +67,13 @@ const maxNext = 1000
 
 // Records is the content of the ConfigMap.
 type Records struct {
-	Lost                map[string]LostNode // by value
-	TopologyKey         string              // the last known one
-	Checked             time.Time           // last check of all lost nodes; zero: none
-	Holder              string              // identifies the leader that may write
-	Mode                Mode                // of the leader
-	Approve, ApproveAll []string            // approvals that are in no record yet, by value or name of the Node
-	ApproveUntil        bool                // [AnnotationApproveUntil] is set
+	Lost         map[string]LostNode // by value
+	TopologyKey  string              // the last known one
+	Checked      time.Time           // last check of all lost nodes; zero: none
+	Holder       string              // identifies the leader that may write
+	Mode         Mode                // of the leader
+	Approve      []string            // approvals that are in no record yet: values or names of Nodes, some with approveAll
+	ApproveUntil bool                // annotationApproveUntil is set
 }
 
 // ConfigMapName returns the name of the ConfigMap with the records of driver.
@@ -114,8 +116,8 @@ func parseRecords(cm *corev1.ConfigMap) Records {
 	a := cm.Annotations
 	r.TopologyKey, r.Holder, r.Mode = a[AnnotationTopologyKey], a[AnnotationHolder], Mode(a[AnnotationMode])
 	r.Checked, _ = time.Parse(time.RFC3339, a[AnnotationLastLook])
-	r.Approve, r.ApproveAll = splitNames(a[AnnotationApprove]), splitNames(a[AnnotationApproveAll])
-	_, r.ApproveUntil = a[AnnotationApproveUntil]
+	r.Approve = splitNames(a[AnnotationApprove])
+	_, r.ApproveUntil = a[annotationApproveUntil]
 	return r
 }
 
@@ -145,7 +147,7 @@ func (r Records) configMap(stored *corev1.ConfigMap, namespace, driver string) (
 	}
 	for name, text := range map[string]string{
 		AnnotationTopologyKey: r.TopologyKey, AnnotationHolder: r.Holder, AnnotationMode: string(r.Mode), AnnotationLastLook: checked,
-		AnnotationApprove: strings.Join(r.Approve, ","), AnnotationApproveAll: strings.Join(r.ApproveAll, ","),
+		AnnotationApprove: strings.Join(r.Approve, ","),
 	} {
 		cm.Annotations[name] = text
 		if text == "" {
@@ -153,7 +155,7 @@ func (r Records) configMap(stored *corev1.ConfigMap, namespace, driver string) (
 		}
 	}
 	if !r.ApproveUntil {
-		delete(cm.Annotations, AnnotationApproveUntil)
+		delete(cm.Annotations, annotationApproveUntil)
 	}
 	cm.Data = map[string]string{}
 	for value, n := range r.Lost {
@@ -235,45 +237,41 @@ func (n LostNode) interrupted() LostNode {
 // approve moves the approvals into the records. It returns the values of the approved records, and a problem for each approval
 // without effect.
 func (r *Records) approve(s Settings, now time.Time) (approved []string, problems []Reason) {
-	for _, list := range []struct {
-		annotation string
-		names      []string
-	}{{AnnotationApprove, r.Approve}, {AnnotationApproveAll, r.ApproveAll}} {
-		for _, name := range list.names {
-			var found []string
-			for value, n := range r.Lost {
-				if (name == value || name == n.Node) && !n.Unparsable && !n.returned() {
-					found = append(found, value)
-				}
+	for _, entry := range r.Approve {
+		name, all := strings.CutSuffix(entry, approveAll)
+		var found []string
+		for value, n := range r.Lost {
+			if (name == value || name == n.Node) && !n.Unparsable && !n.returned() {
+				found = append(found, value)
 			}
-			problem := ""
-			switch {
-			case name == "*" || r.ApproveUntil:
-				problem = "the value * and " + AnnotationApproveUntil + " were removed. Name the nodes"
-			case !s.Deletes():
-				problem = "the mode of the cleanup deletes nothing. Set --node-cleanup=claims or volumes"
-			case r.Lost[name].Unparsable:
-				problem = "its record cannot be parsed"
-			case len(found) == 0:
-				problem = "no such node is lost"
-			}
-			if problem != "" {
-				problems = append(problems, Reason{Check: CheckGrace, Name: "ApprovalWithoutEffect", Message: fmt.Sprintf(
-					"%s: %s has no effect: %s", list.annotation, name, problem)})
-				continue
-			}
-			for _, value := range found {
-				n := r.Lost[value]
-				if n.Approved.IsZero() || n.Held != "" {
-					n.Approved = now.UTC().Truncate(time.Second)
-				}
-				n.Held, n.ApprovedAll = "", n.ApprovedAll || list.annotation == AnnotationApproveAll
-				r.Lost[value] = n
-			}
-			approved = append(approved, found...)
 		}
+		problem := ""
+		switch {
+		case name == "*" || r.ApproveUntil:
+			problem = "the value * and " + annotationApproveUntil + " were removed. Name the nodes"
+		case !s.Deletes():
+			problem = "the mode of the cleanup deletes nothing. Set --node-cleanup=claims or volumes"
+		case r.Lost[name].Unparsable:
+			problem = "its record cannot be parsed"
+		case len(found) == 0:
+			problem = "no such node is lost"
+		}
+		if problem != "" {
+			problems = append(problems, Reason{Check: CheckGrace, Name: "ApprovalWithoutEffect", Message: fmt.Sprintf(
+				"%s: %s has no effect: %s", AnnotationApprove, entry, problem)})
+			continue
+		}
+		for _, value := range found {
+			n := r.Lost[value]
+			if n.Approved.IsZero() || n.Held != "" {
+				n.Approved = now.UTC().Truncate(time.Second)
+			}
+			n.Held, n.ApprovedAll = "", n.ApprovedAll || all
+			r.Lost[value] = n
+		}
+		approved = append(approved, found...)
 	}
-	r.Approve, r.ApproveAll, r.ApproveUntil = nil, nil, false
+	r.Approve, r.ApproveUntil = nil, false
 	return approved, problems
 }
 
@@ -281,7 +279,7 @@ func (r *Records) approve(s Settings, now time.Time) (approved []string, problem
 func (r Records) equal(other Records) bool {
 	return maps.Equal(r.Lost, other.Lost) && r.TopologyKey == other.TopologyKey && r.Checked.Equal(other.Checked) &&
 		r.Holder == other.Holder && r.Mode == other.Mode && slices.Equal(r.Approve, other.Approve) &&
-		slices.Equal(r.ApproveAll, other.ApproveAll) && r.ApproveUntil == other.ApproveUntil
+		r.ApproveUntil == other.ApproveUntil
 }
 
 // withoutNext returns r without the sentences.

@@ -347,31 +347,31 @@ func TestResponsesThatPass(t *testing.T) {
 // TestApproveCommand prints what it would approve, and writes with Yes.
 func TestApproveCommand(t *testing.T) {
 	f, claims := twoHeld(t, nil)
-	request := ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("n1")}, Timeout: time.Minute}
+	request := ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("n1")}}
 	var plan strings.Builder
-	f.must(Approve(t.Context(), f.client, request, &plan))
+	f.must(Approve(t.Context(), f.cfg, f.client, request, &plan))
 	if !strings.Contains(plan.String(), f.name("n1")) {
 		t.Errorf("the plan is %q", &plan)
 	}
 	f.stays(shortGrace, claims[0], claims[1])
 	request.Yes = true
-	if err := Approve(t.Context(), f.client, ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("keep")}, Yes: true, Timeout: time.Minute},
+	if err := Approve(t.Context(), f.cfg, f.client, ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("keep")}, Yes: true},
 		&strings.Builder{}); !errors.Is(err, ErrRefused) {
 		t.Errorf("approval of a node that exists: %v", err)
 	}
 	f.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller may write its records
-		return Approve(t.Context(), f.client, request, &strings.Builder{})
+		return Approve(t.Context(), f.cfg, f.client, request, &strings.Builder{})
 	}))
 	f.claimDeleted("c1")
 	f.stays(shortGrace, claims[1])
 	request.Nodes = nil
-	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); err == nil {
+	if err := Approve(t.Context(), f.cfg, f.client, request, &strings.Builder{}); err == nil {
 		t.Error("all nodes were approved by a request without nodes")
 	}
 	f.stop()
 	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationMode] = string(ModeReport) })
-	request.Nodes = []string{f.name("n2")}
-	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); !errors.Is(err, ErrRefused) {
+	request.Held = true
+	if err := Approve(t.Context(), f.cfg, f.client, request, &strings.Builder{}); !errors.Is(err, ErrRefused) {
 		t.Errorf("approval in mode report: %v", err)
 	}
 }

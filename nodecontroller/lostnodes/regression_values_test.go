@@ -6,9 +6,11 @@ package lostnodes
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -126,5 +128,47 @@ func TestRecordsHaveTheMode(t *testing.T) {
 			return err
 		})
 		f.stop()
+	}
+}
+
+// TestMisspelledOptOut: any value of the annotation but enabled opts out. The reason names an invalid one.
+func TestMisspelledOptOut(t *testing.T) {
+	s := DefaultSettings()
+	s.Driver = "local.example.com"
+	annotation := CleanupAnnotation(s.Driver)
+	for _, value := range []string{enabled, disabled, "Disabled", "disable", "false", "off", ""} {
+		m := metav1.ObjectMeta{Name: "x", UID: "u", Annotations: map[string]string{annotation: value}}
+		node := &corev1.Node{ObjectMeta: m}
+		for kind, f := range map[string]facts{
+			"PersistentVolume":      {Item: &item{Owners: map[string]metav1.Object{"PersistentVolume": &corev1.PersistentVolume{ObjectMeta: m}}}},
+			"PersistentVolumeClaim": {Item: &item{Owners: map[string]metav1.Object{"PersistentVolumeClaim": &m}}},
+			"StorageClass":          {Item: &item{Owners: map[string]metav1.Object{"StorageClass": &m}}},
+			"Namespace":             {Item: &item{Owners: map[string]metav1.Object{"Namespace": &m}}},
+			"Node":                  {Item: &item{}, Hosts: []hostFacts{{Nodes: []*corev1.Node{node}}}},
+		} {
+			text := ""
+			checkOptOut(s, f, func(_ time.Time, _, format string, args ...any) { text += fmt.Sprintf(format, args...) })
+			want := []string{kind + " x has the annotation " + annotation + ": disabled"}
+			switch {
+			case value == enabled && text != "":
+				t.Errorf("%s with the value %q: %q", kind, value, text)
+			case value == enabled:
+				want = nil
+			case value != disabled:
+				want = []string{fmt.Sprintf("annotation %s of %s x has the value %q", annotation, kind, value), "must be enabled or disabled",
+					"treated as disabled"}
+			}
+			for _, part := range want {
+				if !strings.Contains(text, part) {
+					t.Errorf("%s with the value %q: %q, want %q", kind, value, text, part)
+				}
+			}
+		}
+		var d departures
+		d.add(s, node, node)
+		record := LostNode{}.deleting(s, &host{Nodes: []*corev1.Node{node}, Leaving: []*corev1.Node{node}})
+		if last := d.since(time.Now()); record.OptedOut != (value != enabled) || last[0].OptedOut != (value != enabled) {
+			t.Errorf("the record of a Node with the value %q is %+v, its last state %+v", value, record, last)
+		}
 	}
 }

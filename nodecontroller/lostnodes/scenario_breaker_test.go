@@ -109,14 +109,14 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			f.changeRecords(func(cm *corev1.ConfigMap) {
 				cm.Annotations[AnnotationApprove] = tc.approve
 				if tc.until != "" {
-					cm.Annotations[AnnotationApproveUntil] = tc.until
+					cm.Annotations[annotationApproveUntil] = tc.until
 				}
 			})
 			f.eventAbout(tc.why)
 		}
 		f.stays(shortGrace, claims[0], claims[1])
 		f.changeRecords(func(cm *corev1.ConfigMap) {
-			if left := cm.Annotations[AnnotationApprove] + cm.Annotations[AnnotationApproveUntil]; left != "" {
+			if left := cm.Annotations[AnnotationApprove] + cm.Annotations[annotationApproveUntil]; left != "" {
 				t.Errorf("left are %q", left)
 			}
 		})

@@ -15,6 +15,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 )
@@ -157,5 +158,35 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		f.start()
 		f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "Retain")
 		f.stays(2*shortGrace, pv)
+	})
+	t.Run("055_approve_all", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { volumes(f); f.cfg.NodeCleanupScope, f.cfg.NodeMissingGrace = ScopeOptIn, time.Hour })
+		f.bound("a", "n")
+		kept, claim := f.boundTo("b", []string{"n"}, nil, func(pvc *corev1.PersistentVolumeClaim) { pvc.Annotations[f.optOut] = disabled })
+		shared, both := f.boundTo("c", []string{"n", "m"}, nil, nil)
+		pv := f.getVolume("pv-a")
+		f.onlyWrites("PATCH "+volumeA, "DELETE "+claimA, "DELETE "+volumeA)
+		f.start()
+		f.missing("n")
+		f.missing("m")
+		f.approve("n") // does not agree
+		f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "neither its StorageClass nor its claim")
+		request := ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("n")}, All: true}
+		var plan strings.Builder
+		f.must(Approve(t.Context(), f.cfg, f.client, request, &plan))
+		if text := plan.String(); !strings.Contains(text, "claim "+f.ns+"/a\n") || strings.Count(text, "claim ") != 1 {
+			t.Errorf("the plan is %s", text)
+		}
+		f.untouched(pv, kept, claim, shared, both)
+		request.Yes = true
+		f.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller may write its records
+			return Approve(t.Context(), f.cfg, f.client, request, &strings.Builder{})
+		}))
+		f.claimDeleted("a")
+		f.release("a")
+		f.untilVolume("pv-a", "is deleted", func(pv *corev1.PersistentVolume) bool { return pv == nil || pv.DeletionTimestamp != nil })
+		f.stays(shortGrace, kept, claim, shared, both)
+		f.node("n")
+		f.untilRecord("n", "does not agree to the next loss", func(n *LostNode) bool { return n == nil || !n.ApprovedAll })
 	})
 }
