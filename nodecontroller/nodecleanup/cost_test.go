@@ -29,7 +29,7 @@ func TestCostOfWaiting(t *testing.T) {
 	for name, hold := range map[string]bool{"in_the_grace": false, "held": true} {
 		t.Run(name, func(t *testing.T) {
 			writeLimit := writeLimit
-			f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.LookInterval = time.Hour, 10*time.Second })
+			f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.CheckInterval = time.Hour, 10*time.Second })
 			for i := range volumes {
 				f.bound(fmt.Sprintf("c%d", i), "n")
 			}
@@ -43,7 +43,7 @@ func TestCostOfWaiting(t *testing.T) {
 			if hold {
 				f.held("n")
 			}
-			f.passed(n.Since, 2*f.cfg.LookInterval)
+			f.passed(n.Since, 2*f.cfg.CheckInterval)
 			f.stop()
 			reads, writes := f.count()
 			t.Logf("%d reads, %d writes", reads, writes)

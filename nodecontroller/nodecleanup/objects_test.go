@@ -434,12 +434,8 @@ func (f *fixture) untouched(objects ...metav1.Object) {
 
 // records returns the records in the ConfigMap, by value.
 func (f *fixture) records(ctx context.Context) (map[string]LostNode, error) {
-	list, err := ReadLostNodes(ctx, f.client, f.ns, f.driver)
-	all := map[string]LostNode{}
-	for _, n := range list {
-		all[n.Value] = n
-	}
-	return all, err
+	cm, err := api{client: f.client, timeout: time.Minute}.configMap(ctx, f.ns, f.driver)
+	return parseRecords(cm).Lost, err
 }
 
 // untilRecord waits until check accepts the record of a lost node; nil means that there is none.

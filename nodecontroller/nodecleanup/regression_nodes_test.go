@@ -45,25 +45,6 @@ func TestApprovalIsForOneLoss(t *testing.T) {
 	f.claimDeleted("b")
 }
 
-// TestApprovalBeforeTheLoss waits in the annotation until the node is lost, and is used for that loss only.
-func TestApprovalBeforeTheLoss(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Hour })
-	f.node("n")
-	f.bound("a", "n")
-	f.start()
-	f.approve("n")
-	f.observed("a")
-	f.deleteNode("n")
-	f.claimDeleted("a")
-	f.node("n")
-	f.noRecord("n")
-	_, pvc := f.bound("b", "n")
-	f.observed("b")
-	f.deleteNode("n")
-	f.missing("n")
-	f.stays(2*shortGrace, pvc)
-}
-
 // TestStaleCacheReleasesNoHold: a new leader still has the lost Node in its cache.
 func TestStaleCacheReleasesNoHold(t *testing.T) {
 	f := scenario(t, nil)
@@ -86,28 +67,6 @@ func TestStaleCacheReleasesNoHold(t *testing.T) {
 	if returned := f.messages("PersistentVolume", f.name("pv-c2"), "NodeReturned"); len(returned) > 0 {
 		t.Errorf("events of a return: %q", returned)
 	}
-}
-
-// TestStaleCacheReleasesNoDeletedNode: a new leader does not see yet that a Node without the driver is being deleted.
-func TestStaleCacheReleasesNoDeletedNode(t *testing.T) {
-	f := scenario(t, manage)
-	f.node("n", f.cfg.NodeFinalizer)
-	f.registered("n", "")
-	use, release := f.stale("nodes")
-	f.deleteNode("n")
-	f.patchNode("n", fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, f.optOut, disabled))
-	use()
-	f.start()
-	f.eventually("removal of the finalizer", func(context.Context) error {
-		if len(f.asked("PATCH nodes/n")) == 0 {
-			return errors.New("not tried")
-		}
-		return nil
-	})
-	f.finalizers("n", f.cfg.NodeFinalizer)
-	release()
-	f.event("Node", f.name("n"), "NodeCleanupSkipped", f.optOut) // its record ends at once, as it has no volume
-	f.nodeDeleted("n")
 }
 
 // TestLimitOutlivesTheLeader: nodes that one leader cleaned up count for the next one.
@@ -261,21 +220,6 @@ func TestTopologyKeyIsUnknown(t *testing.T) {
 			f.stays(2*shortGrace, pvc)
 		})
 	}
-	t.Run("finalizers_stay_where_volumes_are", func(t *testing.T) {
-		f := scenario(t, manage)
-		f.nodeAs("n", "id", "id")
-		f.bound("a", "id")
-		f.start()
-		f.finalizers("n", f.cfg.NodeFinalizer)
-		f.finalizers("keep", f.cfg.NodeFinalizer)
-		f.registered("n", "")
-		f.registered("keep", "")
-		f.finalizers("keep") // without volumes
-		f.passed(time.Now(), 2*shortGrace)
-		f.finalizers("n", f.cfg.NodeFinalizer)
-		f.removeVolume("pv-a")
-		f.finalizers("n")
-	})
 }
 
 // TestReturnByItsName: a node that returns with another label is still the lost one, until it is deleted again.
@@ -434,7 +378,7 @@ func TestOptOutOfANode(t *testing.T) {
 		f.node("n", f.cfg.NodeFinalizer)
 		f.says("Node", "n", disabled)
 		_, pvc := f.bound("a", "n")
-		resources.create("lv", "n")
+		resources.create("lv", "n", "pv-a")
 		f.start()
 		f.observedNodes()
 		f.deleteNode("n")

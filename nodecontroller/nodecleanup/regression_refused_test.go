@@ -13,21 +13,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/util/retry"
-	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 func patient(f *fixture) { f.cfg.NodeFinalizerTimeout = 5 * time.Minute }
-
-func swept(f *fixture) { parity(f); f.cfg.NodeCleanupResourceSweep = time.Second }
 
 // impossible creates a released volume whose claimRef cannot be the name of a claim.
 func (f *fixture) impossible(name, node, namespace string) {
@@ -55,8 +50,8 @@ func TestOneRefusalOfATerminatingNode(t *testing.T) {
 		f.claimDeleted("b")
 		f.claimDeleted("c")
 		f.event("PersistentVolume", f.name("pv-a"), "NodeCleanupBlocked", denial)
-		f.atLeast(refused, 2)
-		f.finalizers("n", f.cfg.NodeFinalizer)
+		f.atLeast(refused, 1)
+		f.nodeDeleted("n") // the refusal keeps the claim, not the Node
 	})
 	t.Run("the_driver_is_called_for_it", func(t *testing.T) {
 		f := begin(t, func(f *fixture) {})
@@ -78,7 +73,7 @@ func TestOneRefusalOfATerminatingNode(t *testing.T) {
 		resources := f.installLogicalVolumes()
 		f.node("n", f.cfg.NodeFinalizer)
 		f.impossible("a", "n", "")
-		resources.create("lv", "n")
+		resources.create("lv", "n", "")
 		f.start()
 		f.deleteNode("n")
 		f.nodeDeleted("n")
@@ -90,11 +85,11 @@ func TestOneRefusalOfATerminatingNode(t *testing.T) {
 func TestOneRefusalOfALostNode(t *testing.T) {
 	t.Parallel()
 	t.Run("custom_resource", func(t *testing.T) {
-		f := scenario(t, swept)
+		f := scenario(t, parity)
 		resources := f.installLogicalVolumes()
 		refused := f.denied(http.MethodPatch, "/logicalvolumes/la")
 		for _, name := range []string{"la", "lb", "lc"} {
-			resources.create(name, "n")
+			resources.create(name, "n", "")
 		}
 		f.start()
 		resources.deleted("lb", "lc")
@@ -201,7 +196,7 @@ func TestOnlyTheAPIServerKnows(t *testing.T) {
 		resources := f.installLogicalVolumes()
 		f.node("n")
 		_, pvc := f.bound("a", "n")
-		resources.create("lv", "n")
+		resources.create("lv", "n", "pv-a")
 		f.onlyWrites()
 		f.start()
 		f.observed("a")
@@ -261,20 +256,10 @@ func TestMissingPermission(t *testing.T) {
 		allow := f.without("get", "", "namespaces")
 		f.bound("a", "n")
 		f.start()
-		f.event("CSIDriver", f.driver, "NodeCleanupBlocked", "namespaces")
+		f.event("PersistentVolume", f.name("pv-a"), "NodeCleanupBlocked", "namespaces")
 		forbidden(f, true)
 		allow()
 		f.claimDeleted("a")
-		forbidden(f, false)
-	})
-	t.Run("for_the_sweep", func(t *testing.T) {
-		f := scenario(t, swept)
-		f.installLogicalVolumes()
-		allow := f.without("list", f.logicalVolumes().Group, "logicalvolumes")
-		f.start()
-		f.event("CSIDriver", f.driver, "NodeCleanupBlocked", "logicalvolumes")
-		forbidden(f, true)
-		allow()
 		forbidden(f, false)
 	})
 	t.Run("for_a_node", func(t *testing.T) {
@@ -320,11 +305,11 @@ func TestRefusalIsReported(t *testing.T) {
 		"claim_with_500": {nothing, 500, "", "DELETE", "/" + claimA, bound, "PersistentVolume", "NS-pv-a"},
 		"volume": {volumes, 422, "", "DELETE", "/persistentvolumes/NS-pv-a", func(f *fixture) { f.released("a", "n", nil) },
 			"PersistentVolume", "NS-pv-a"},
-		"custom_resource": {swept, 400, "", "PATCH", "/logicalvolumes/la", func(f *fixture) { f.installLogicalVolumes().create("la", "n") },
+		"custom_resource": {parity, 400, "", "PATCH", "/logicalvolumes/la", func(f *fixture) { f.installLogicalVolumes().create("la", "n", "") },
 			"CSIDriver", "NS.example.com"},
 		"node":                   {manage, 500, "", "PATCH", "/nodes/NS-n", func(f *fixture) { f.node("n") }, "Node", "NS-n"},
 		"records":                {nothing, 422, "Invalid", "PUT", records, bound, "CSIDriver", "NS.example.com"},
-		"records_with_403":       {nothing, 403, "Forbidden", "PUT", records, nothing, "CSIDriver", "NS.example.com"},
+		"records_with_403":       {nothing, 403, "Forbidden", "PUT", records, bound, "CSIDriver", "NS.example.com"},
 		"records_from_the_start": {nothing, 500, "", "POST", "/configmaps", bound, "CSIDriver", "NS.example.com"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -344,7 +329,7 @@ func TestRefusalIsReported(t *testing.T) {
 	}
 }
 
-// TestResponsesThatPass: what the next attempt may not get again is neither logged nor reported.
+// TestResponsesThatPass: what the next attempt may not get again is no refusal.
 func TestResponsesThatPass(t *testing.T) {
 	of := schema.GroupResource{Resource: "nodes"}
 	for err, want := range map[error]bool{
@@ -353,16 +338,8 @@ func TestResponsesThatPass(t *testing.T) {
 		apierrors.NewServerTimeout(of, "get", 1): false, apierrors.NewInternalError(errNone): true, apierrors.NewBadRequest("bad"): true,
 		apierrors.NewServiceUnavailable("starting"): false, apierrors.NewGenericServerResponse(502, "get", of, "n", "", 0, true): false,
 	} {
-		var said, logged []string
-		note := func(_ runtime.Object, _, _, message string) { said = append(said, message) }
-		o := &observer{
-			memories: &memories{policy: newPolicy(settingsOf(0), worldDriver)}, live: newLive(worldClient{w: &world{}}, time.Minute),
-			c: &Controller{notify: newNotifier(note)}, forbidden: map[string]bool{},
-		}
-		logger := funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{})
-		o.report(klog.NewContext(t.Context(), logger), "host n", err)
-		if len(said) > 0 != want || len(logged) > 0 != want {
-			t.Errorf("%v: events %q, log %q", err, said, logged)
+		if got := isRefusal(err); got != want {
+			t.Errorf("%v: %t, want %t", err, got, want)
 		}
 	}
 }

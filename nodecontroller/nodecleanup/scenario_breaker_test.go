@@ -103,7 +103,8 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f, claims := twoHeld(t, nil)
 		f.onlyWrites()
 		for _, tc := range []struct{ approve, until, why string }{
-			{"*", in(time.Hour), "Name the nodes"}, {f.name("n1"), in(time.Hour), "approve-until"}, {f.name("keep"), "", "no such node is lost"},
+			{"*", in(time.Hour), "* has no effect: the value"}, {f.name("n1"), in(time.Hour), f.name("n1") + " has no effect: the value"},
+			{f.name("keep"), "", "no such node is lost"},
 		} {
 			f.changeRecords(func(cm *corev1.ConfigMap) {
 				cm.Annotations[AnnotationApprove] = tc.approve
@@ -143,7 +144,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 	})
 	t.Run("046_rate", func(t *testing.T) {
 		const all = 30
-		f := scenario(t, func(f *fixture) { f.cfg.LookInterval = time.Hour })
+		f := scenario(t, func(f *fixture) { f.cfg.CheckInterval = time.Hour })
 		var may []string
 		for i := range all {
 			f.bound(fmt.Sprintf("c%d", i), "n")
@@ -180,8 +181,8 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			f.node("n", f.cfg.NodeFinalizer)
 			f.bound("a", "n")
 			f.bound("b", "n")
-			resources.create("lv-a", "n")
-			resources.create("lv-b", "n")
+			resources.create("lv-a", "n", "pv-a")
+			resources.create("lv-b", "n", "pv-b")
 			f.start()
 			f.observedNodes()
 			return f, resources

@@ -78,9 +78,12 @@ func (l *local) pvc(ctx context.Context, name string) (*corev1.PersistentVolumeC
 
 // records returns the records of lost nodes, by the values of the topology key, which are node names here.
 func (e *env) records(ctx context.Context) (map[string]nodecleanup.LostNode, error) {
-	list, err := nodecleanup.ReadLostNodes(ctx, e.client, e.ns, e.plugin.Name())
 	all := map[string]nodecleanup.LostNode{}
-	for _, n := range list {
+	cm, err := e.client.CoreV1().ConfigMaps(e.ns).Get(ctx, nodecleanup.ConfigMapName(e.plugin.Name()), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return all, nil
+	}
+	for _, n := range nodecleanup.ParseLostNodes(cm) {
 		all[n.Value] = n
 	}
 	return all, err

@@ -96,7 +96,6 @@ var allowed = map[string][]string{
 		"election", "metrics", "internal/claimloop", "internal/keylock", "internal/kube", "internal/workloop", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
 	},
-	"nodecontroller/lostnodes":    {"election", "internal/keylock", "internal/kube", "internal/workloop"},
 	"nodecontroller/nodecleanup":  {"election", "internal/keylock", "internal/kube", "internal/workloop"},
 	"nodecontroller/pvcfinalizer": {"election", "internal/claimloop", "internal/kube"},
 	"nodecontroller/resizenudge":  {"internal/claimloop", "internal/kube"},
@@ -170,7 +169,7 @@ var confined = map[string][]string{
 	"k8s.io/client-go": {
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
 		"internal/tools/explain", "internal/kube", "internal/kubetest", "internal/looptest", "internal/workloop",
-		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/lostnodes", "nodecontroller/nodecleanup",
+		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
 		"resizer", "snapshotter", "internal/claimloop", "internal/claimtest", "test/bench", "test/demo",
 		"test/simulation/apiserver", "test/simulation/cluster",

@@ -1,7 +1,7 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package lostnodes
+package nodecleanup
 
 import (
 	"context"

@@ -1,7 +1,7 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package lostnodes
+package nodecleanup
 
 import (
 	"cmp"
@@ -300,7 +300,7 @@ func (p Plan) sentence(s Settings, h HostPlan) string {
 	}
 	switch {
 	case h.Unparsable:
-		return ""
+		return h.Next
 	case h.OptedOut:
 		return "Nothing is deleted: the Node had opted out"
 	case h.returned():
