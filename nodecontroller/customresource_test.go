@@ -14,14 +14,16 @@ import (
 func TestParseResource(t *testing.T) {
 	logicalVolumes := CustomResource{
 		Resource:  schema.GroupVersionResource{Group: "topolvm.io", Version: "v1", Resource: "logicalvolumes"},
-		NodeField: []string{"spec", "nodeName"}, HandleField: []string{"status", "volumeID"}, Finalizer: "topolvm.io/logicalvolume",
-		MarkKey: "topolvm.io/pendingdeletion", MarkValue: "true", When: WhenNodeTerminating,
+		NodeField: []string{"spec", "nodeName"}, HandleField: []string{"status", "volumeID"},
+		Finalizer: "topolvm.io/logicalvolume",
+		MarkKey:   "topolvm.io/pendingdeletion", MarkValue: "true", When: WhenNodeTerminating,
 	}
 	least := CustomResource{Resource: logicalVolumes.Resource, NodeField: []string{"nodeName"}, HandleField: []string{"id"}, When: WhenNodeGone}
 	spaced := least
 	spaced.Finalizer, spaced.MarkKey, spaced.MarkValue = "x.y/z", "x.y/a", "b=c"
 	for text, want := range map[string]CustomResource{
-		"resource=logicalvolumes.v1.topolvm.io,node-field=spec.nodeName,handle-field=status.volumeID,finalizer=topolvm.io/logicalvolume," +
+		"resource=logicalvolumes.v1.topolvm.io,node-field=spec.nodeName,handle-field=status.volumeID," +
+			"finalizer=topolvm.io/logicalvolume," +
 			"mark=topolvm.io/pendingdeletion=true,when=node-terminating": logicalVolumes,
 		"node-field=nodeName,handle-field=id,resource=logicalvolumes.v1.topolvm.io":                                    least,
 		"node-field=nodeName, handle-field=id, resource=logicalvolumes.v1.topolvm.io, finalizer=x.y/z, mark=x.y/a=b=c": spaced,

@@ -66,7 +66,7 @@ func topolvm(d string, differences map[string]any) profile {
 		"node-finalizer-wait-for-others": false,
 		"node-cleanup-resource": []string{fmt.Sprintf(
 			"resource=logicalvolumes.v1.%s,%s,finalizer=%s/logicalvolume,mark=%s/pendingdeletion=true,when=%s",
-			d, "node-field=spec.nodeName,handle-field=status.volumeID", d, d, WhenNodeTerminating)},
+			d, "node-field=spec.nodeName,handle-field=metadata.uid", d, d, WhenNodeTerminating)},
 		// the Lease of topolvm-controller, so that the two never work at the same time
 		"leader-election-id": "topolvm",
 	}

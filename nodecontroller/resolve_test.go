@@ -71,7 +71,7 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	const current, classic, legacy = ProfileTopoLVM, ProfileTopoLVMClassic, ProfileTopoLVMLegacy
 	drivers := map[string]string{current: "topolvm.io", classic: "topolvm.io", legacy: "topolvm.cybozu.com"}
-	const record = "resource=logicalvolumes.v1.D,node-field=spec.nodeName,finalizer=D/logicalvolume," +
+	const record = "resource=logicalvolumes.v1.D,node-field=spec.nodeName,handle-field=metadata.uid,finalizer=D/logicalvolume," +
 		"mark=D/pendingdeletion=true,when=node-terminating"
 	for name, want := range map[string]map[string]string{ // one value for all stands under ""; D is the driver
 		"driver-name":                    {"": "D"},

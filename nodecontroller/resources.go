@@ -37,7 +37,9 @@ type customResources struct {
 }
 
 // newCustomResources returns the objects of kinds, or nil if there are none.
-func newCustomResources(client dynamic.Interface, kinds []CustomResource, nodes kube.Informer[*corev1.Node], timeout time.Duration) *customResources {
+func newCustomResources(
+	client dynamic.Interface, kinds []CustomResource, nodes kube.Informer[*corev1.Node], timeout time.Duration,
+) *customResources {
 	if len(kinds) == 0 {
 		return nil
 	}

@@ -33,7 +33,8 @@ func configOf(t *testing.T, roles Selection, args ...string) Config {
 }
 
 func TestListsOfFlags(t *testing.T) {
-	const one, two = "resource=a.v1.x.y,node-field=spec.node", "resource=b.v1.x.y,node-field=spec.node,when=node-gone"
+	const one = "resource=a.v1.x.y,node-field=spec.node,handle-field=metadata.uid"
+	const two = "resource=b.v1.x.y,node-field=spec.node,handle-field=metadata.uid,when=node-gone"
 	alone := Nodecontroller
 	want := func(have []string, want ...string) {
 		t.Helper()

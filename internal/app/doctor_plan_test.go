@@ -41,7 +41,7 @@ func TestEveryFileOfPermissionsIsAskedFor(t *testing.T) {
 	for _, args := range [][]string{
 		{"--leader-election", "--feature-gates=CrossNamespaceVolumeDataSource=true", "--capacity-ownerref-level=2",
 			"--node-finalizer-mode=manage", "--node-cleanup=volumes",
-			"--node-cleanup-resource=resource=things.v1.example.com,node-field=spec.node,finalizer=example.com/f",
+			"--node-cleanup-resource=resource=things.v1.example.com,node-field=spec.node,handle-field=spec.id,finalizer=example.com/f",
 			"--pvc-finalizer-mode=enforce",
 			"--resize-nudge", "--secure-metrics-server", "--enable-webhooks",
 			"--webhook-cert-mode=self-signed", "--webhook-cert-secret=s", "--webhook-config-name=w"},

@@ -174,9 +174,10 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 		}
 	}
 	for _, r := range customResources(c) {
-		grants = append(grants, doctor.Grant{File: "nodecontroller-custom-resources", Rules: []doctor.Rule{
-			{Groups: []string{r.Resource.Group}, Resources: []string{r.Resource.Resource}, Verbs: []string{"get", "list", "watch", "patch", "delete"}},
-		}})
+		grants = append(grants, doctor.Grant{File: "nodecontroller-custom-resources", Rules: []doctor.Rule{{
+			Groups: []string{r.Resource.Group}, Resources: []string{r.Resource.Resource},
+			Verbs: []string{"get", "list", "watch", "patch", "delete"},
+		}}})
 	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
 		enforce := doctor.Grant{File: "nodecontroller-pvc-enforce"}

@@ -105,7 +105,7 @@ func Approve(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	return err
 }
 
-// printNeverOptedIn prints what is deleted of approved hosts although nobody agreed to that before.
+// printNeverOptedIn prints the volumes and claims of approved hosts that only the approval agrees to delete.
 func (a api) printNeverOptedIn(ctx context.Context, s Settings, approved []string, out io.Writer) error {
 	l, err := a.lists(ctx, listed{}, false, true)
 	if err != nil {

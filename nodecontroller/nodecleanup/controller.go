@@ -228,7 +228,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// pass reads, decides, writes the records, and carries out what is due.
+// pass reads, decides, writes the records, and does the due steps.
 func (t *term) pass(ctx context.Context, _ string) (next time.Time, err error) {
 	if wait := t.ended.Add(passInterval); time.Now().Before(wait) {
 		return wait, nil
@@ -424,7 +424,8 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 	}
 	for name, node := range r.world.Nodes {
 		if a, failed := t.waits(r, node); failed {
-			p.Problems = append(p.Problems, Reason{a.Reason.Check, a.Reason.Name, a.Reason.Message, a.Until, name})
+			a.Reason.Node = name
+			p.Problems = append(p.Problems, a.Reason)
 		}
 	}
 	if failed != nil {

@@ -31,7 +31,7 @@ type deleter struct {
 	home    string // namespace of the ConfigMap
 	locks   *keylock.Locks[string]
 	limiter *rate.Limiter
-	send    func(event)
+	send    func(news)
 	metrics *metrics
 	losses  func() int64 // number of losses that this process has seen
 }
@@ -138,13 +138,13 @@ func (d *deleter) request(ctx context.Context, f facts, again bool, moment elect
 			return d.client.CoreV1().PersistentVolumeClaims(it.Claim.Namespace).Delete(ctx, it.Claim.Name, preconditions(it.Claim))
 		})
 		if err == nil {
-			d.send(warning(it.Volume, reasonClaimDeleted, about))
+			d.send(warn(it.Volume, reasonClaimDeleted, about))
 		}
 		return err
 	case KindVolume:
 		// The event precedes the deletion, after which the object may not exist.
 		if !again {
-			d.send(warning(it.Volume, reasonForceRemoved, fmt.Sprintf(forceRemoved, it.Volume.Name, "is being removed", node)))
+			d.send(warn(it.Volume, reasonForceRemoved, fmt.Sprintf(forceRemoved, it.Volume.Name, "is being removed", node)))
 		}
 		return d.deleteVolume(ctx, it, node, moment)
 	case KindFinalizers:
@@ -173,7 +173,7 @@ func (d *deleter) deleteVolume(ctx context.Context, it *item, node string, momen
 		return d.client.CoreV1().PersistentVolumes().Delete(ctx, pv.Name, preconditions(pv))
 	})
 	if ns, ok := it.Owners["Namespace"].(*corev1.Namespace); ok && err == nil {
-		d.send(warning(ns, reasonForceRemoved, fmt.Sprintf(forceRemoved, pv.Name, "was removed", node)))
+		d.send(warn(ns, reasonForceRemoved, fmt.Sprintf(forceRemoved, pv.Name, "was removed", node)))
 	}
 	return err
 }
@@ -239,7 +239,8 @@ func (a attempt) next(now time.Time, err error, start, longest time.Duration) at
 	for range min(a.Failures, 32) {
 		delay = min(2*delay, longest)
 	}
-	if delay = max(delay, minBackoff); errors.Is(err, errOutdated) {
+	delay = max(delay, minBackoff)
+	if errors.Is(err, errOutdated) {
 		delay = staleBackoff
 	}
 	a.Failures, a.Until = a.Failures+1, now.Add(delay)
@@ -302,7 +303,7 @@ func (d *deleter) release(ctx context.Context, r Release) error {
 		return fmt.Errorf("removing finalizer %s of Node %q: %w", d.s.NodeFinalizer, live.Name, err)
 	}
 	if r.Reason != "" {
-		d.send(warning(live, r.Reason, r.Message))
+		d.send(warn(live, r.Reason, r.Message))
 	}
 	d.metrics.hold.Observe(time.Since(live.DeletionTimestamp.Time).Seconds())
 	klog.FromContext(ctx).Info("Finalizer removed from Node", "node", live.Name, "reason", r.Reason, "message", r.Message)

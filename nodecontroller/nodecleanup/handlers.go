@@ -159,7 +159,7 @@ func (d *departures) addCSINode(uid types.UID) {
 	d.csiNodes[uid] = time.Now()
 }
 
-// since forgets what is older than departedAge, and returns the other Nodes.
+// since forgets the older ones, and returns the Nodes of the last departedAge.
 func (d *departures) since(now time.Time) []departed {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -350,7 +350,8 @@ func (p *Plan) step(s Settings, w world, h *host, it *item, tried attempts) Step
 		p.wantsNodes = p.wantsNodes || w.Listed.IsZero() && len(f.with(missing)) > 0
 	}
 	failed, again := tried[it.target(st.Kind)]
-	if st.Again = again; again && w.Now.Before(failed.Until) {
+	st.Again = again
+	if again && w.Now.Before(failed.Until) {
 		failed.Reason.Until = failed.Until
 		st.Reasons = append(st.Reasons, failed.Reason)
 	}

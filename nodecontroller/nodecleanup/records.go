@@ -92,8 +92,8 @@ func ParseLostNodes(cm *corev1.ConfigMap) []LostNode {
 			fields
 			Since any `json:"since"`
 		}
-		n := LostNode{Held: HeldByBreaker, OptedOut: true, Unparsable: true, text: cm.Data[value], Next: "Nothing is deleted, and further " +
-			"lost nodes are held. Correct or remove the record"}
+		n := LostNode{Held: HeldByBreaker, OptedOut: true, Unparsable: true, text: cm.Data[value],
+			Next: "Nothing is deleted, and further lost nodes are held. Correct or remove the record"}
 		if json.Unmarshal([]byte(cm.Data[value]), &r) == nil {
 			since, _ := r.Since.(string)
 			n = LostNode(r.fields)

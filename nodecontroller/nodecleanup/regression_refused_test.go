@@ -305,8 +305,8 @@ func TestRefusalIsReported(t *testing.T) {
 		"claim_with_500": {nothing, 500, "", "DELETE", "/" + claimA, bound, "PersistentVolume", "NS-pv-a"},
 		"volume": {volumes, 422, "", "DELETE", "/persistentvolumes/NS-pv-a", func(f *fixture) { f.released("a", "n", nil) },
 			"PersistentVolume", "NS-pv-a"},
-		"custom_resource": {parity, 400, "", "PATCH", "/logicalvolumes/la", func(f *fixture) { f.installLogicalVolumes().create("la", "n", "") },
-			"CSIDriver", "NS.example.com"},
+		"custom_resource": {parity, 400, "", "PATCH", "/logicalvolumes/la",
+			func(f *fixture) { f.installLogicalVolumes().create("la", "n", "") }, "CSIDriver", "NS.example.com"},
 		"node":                   {manage, 500, "", "PATCH", "/nodes/NS-n", func(f *fixture) { f.node("n") }, "Node", "NS-n"},
 		"records":                {nothing, 422, "Invalid", "PUT", records, bound, "CSIDriver", "NS.example.com"},
 		"records_with_403":       {nothing, 403, "Forbidden", "PUT", records, bound, "CSIDriver", "NS.example.com"},
@@ -355,8 +355,9 @@ func TestApproveCommand(t *testing.T) {
 	}
 	f.stays(shortGrace, claims[0], claims[1])
 	request.Yes = true
-	if err := Approve(t.Context(), f.cfg, f.client, ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("keep")}, Yes: true},
-		&strings.Builder{}); !errors.Is(err, ErrRefused) {
+	existing := request
+	existing.Nodes = []string{f.name("keep")}
+	if err := Approve(t.Context(), f.cfg, f.client, existing, &strings.Builder{}); !errors.Is(err, ErrRefused) {
 		t.Errorf("approval of a node that exists: %v", err)
 	}
 	f.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller may write its records

@@ -139,13 +139,11 @@ func TestMisspelledOptOut(t *testing.T) {
 	for _, value := range []string{enabled, disabled, "Disabled", "disable", "false", "off", ""} {
 		m := metav1.ObjectMeta{Name: "x", UID: "u", Annotations: map[string]string{annotation: value}}
 		node := &corev1.Node{ObjectMeta: m}
-		for kind, f := range map[string]facts{
-			"PersistentVolume":      {Item: &item{Owners: map[string]metav1.Object{"PersistentVolume": &corev1.PersistentVolume{ObjectMeta: m}}}},
-			"PersistentVolumeClaim": {Item: &item{Owners: map[string]metav1.Object{"PersistentVolumeClaim": &m}}},
-			"StorageClass":          {Item: &item{Owners: map[string]metav1.Object{"StorageClass": &m}}},
-			"Namespace":             {Item: &item{Owners: map[string]metav1.Object{"Namespace": &m}}},
-			"Node":                  {Item: &item{}, Hosts: []hostFacts{{Nodes: []*corev1.Node{node}}}},
-		} {
+		for _, kind := range []string{"PersistentVolume", "PersistentVolumeClaim", "StorageClass", "Namespace", "Node"} {
+			f := facts{Item: &item{Owners: map[string]metav1.Object{kind: &m}}}
+			if kind == "Node" {
+				f.Hosts = []hostFacts{{Nodes: []*corev1.Node{node}}}
+			}
 			text := ""
 			checkOptOut(s, f, func(_ time.Time, _, format string, args ...any) { text += fmt.Sprintf(format, args...) })
 			want := []string{kind + " x has the annotation " + annotation + ": disabled"}
@@ -155,8 +153,10 @@ func TestMisspelledOptOut(t *testing.T) {
 			case value == enabled:
 				want = nil
 			case value != disabled:
-				want = []string{fmt.Sprintf("annotation %s of %s x has the value %q", annotation, kind, value), "must be enabled or disabled",
-					"treated as disabled"}
+				want = []string{
+					fmt.Sprintf("annotation %s of %s x has the value %q", annotation, kind, value), "must be enabled or disabled",
+					"treated as disabled",
+				}
 			}
 			for _, part := range want {
 				if !strings.Contains(text, part) {

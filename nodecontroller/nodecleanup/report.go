@@ -48,49 +48,49 @@ const (
 	reasonTimeout = "NodeFinalizerTimeout"
 )
 
-// event is about Object, or the Node with a name, or else the CSIDriver.
-type event struct {
-	Object                runtime.Object
-	Node                  string
-	Type, Reason, Message string
+// news is an event about an object, or the Node with a name, or else the CSIDriver.
+type news struct {
+	object                runtime.Object
+	node                  string
+	kind, reason, message string // kind: Normal or Warning
 }
 
-func warning(obj runtime.Object, reason, message string) event {
-	return event{obj, "", corev1.EventTypeWarning, reason, message}
+func warn(obj runtime.Object, reason, message string) news {
+	return news{obj, "", corev1.EventTypeWarning, reason, message}
 }
 
 // send sends an event. The object need not exist.
-func (c *Controller) send(e event) {
+func (c *Controller) send(e news) {
 	switch {
-	case e.Object != nil:
-	case e.Node != "":
-		node, ok := c.nodes.Get(e.Node)
+	case e.object != nil:
+	case e.node != "":
+		node, ok := c.nodes.Get(e.node)
 		if !ok {
-			node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: e.Node}}
+			node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: e.node}}
 		}
-		e.Object = node
+		e.object = node
 	default:
 		live := api{client: c.deps.Client, timeout: c.cfg.Timeout}
 		driver, err := get(context.Background(), live, "CSIDriver", c.cfg.Driver, c.deps.Client.StorageV1().CSIDrivers().Get)
 		if err != nil || driver == nil {
 			driver = &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: c.cfg.Driver}}
 		}
-		e.Object = driver
+		e.object = driver
 	}
-	c.deps.Events.Event(e.Object, e.Type, e.Reason, e.Message)
+	c.deps.Events.Event(e.object, e.kind, e.reason, e.message)
 }
 
 // of returns e about a volume, and about its claim.
-func (it *item) of(kind, reason, message string) []event {
-	all := []event{{Object: it.Volume, Type: kind, Reason: reason, Message: message}}
+func (it *item) of(kind, reason, message string) []news {
+	all := []news{{object: it.Volume, kind: kind, reason: reason, message: message}}
 	if it.Claim != nil {
-		all = append(all, event{Object: it.Claim, Type: kind, Reason: reason, Message: message})
+		all = append(all, news{object: it.Claim, kind: kind, reason: reason, message: message})
 	}
 	return all
 }
 
-// events returns what is reported about a plan: what the plan before it did not have.
-func events(s Settings, before, after Plan) (all []event) {
+// events returns the events about a plan: those that the plan before it did not cause.
+func events(s Settings, before, after Plan) (all []news) {
 	if s.mode() != ModeOff && before.Breaker.Open != after.Breaker.Open {
 		all = append(all, after.Breaker.event(s))
 	}
@@ -98,13 +98,13 @@ func events(s Settings, before, after Plan) (all []event) {
 		if slices.ContainsFunc(before.Problems, r.same) {
 			continue
 		}
-		e := event{Node: r.Node, Type: corev1.EventTypeWarning, Reason: reasonBlocked, Message: r.Message}
+		e := news{node: r.Node, kind: corev1.EventTypeWarning, reason: reasonBlocked, message: r.Message}
 		if r.Name == "TopologyKeyUnknown" || r.Name == "ApprovalWithoutEffect" {
-			e.Reason, e.Message = reasonSkipped, r.String()
+			e.reason, e.message = reasonSkipped, r.String()
 		}
 		all = append(all, e)
 		if r.Name == "NodeWithoutLabel" {
-			e.Node = ""
+			e.node = ""
 			all = append(all, e)
 		}
 	}
@@ -139,17 +139,17 @@ func (r Reason) same(other Reason) bool {
 }
 
 // event returns the event about the breaker that has opened or closed.
-func (v Verdict) event(s Settings) event {
+func (v Verdict) event(s Settings) news {
 	if !v.Open {
-		return event{Type: corev1.EventTypeNormal, Reason: reasonBreakerClosed, Message: "No cleanup waits for an approval any more"}
+		return news{kind: corev1.EventTypeNormal, reason: reasonBreakerClosed, message: "No cleanup waits for an approval any more"}
 	}
-	return warning(nil, reasonBreakerOpen, fmt.Sprintf("%d of %d nodes are lost, and at most %d may be. Nothing more is cleaned up until "+
+	return warn(nil, reasonBreakerOpen, fmt.Sprintf("%d of %d nodes are lost, and at most %d may be. Nothing more is cleaned up until "+
 		"they return or you approve: storage-controller nodecontroller approve --driver-name=%s NODE... --yes. Lost: %s", v.Lost, v.Total,
 		v.Limit, s.Driver, kube.ShortList(v.Names, 10)))
 }
 
 // returnedEvents returns the events about a Node that was missing and exists.
-func (h HostPlan) returnedEvents() (all []event) {
+func (h HostPlan) returnedEvents() (all []news) {
 	for _, st := range h.volumes() {
 		all = append(all, st.Item.of(corev1.EventTypeNormal, reasonReturned,
 			fmt.Sprintf("Node %s of this volume exists again. Nothing is cleaned up", h.Name()))...)
@@ -162,8 +162,8 @@ func (h HostPlan) volumes() []Step {
 	return slices.DeleteFunc(slices.Clone(h.Steps), func(st Step) bool { return st.Item.Volume == nil || st.Kind == KindResource })
 }
 
-// events returns what is new about a host. before is its last plan.
-func (h HostPlan) events(s Settings, before HostPlan) (all []event) {
+// events returns the events about a host that its last plan did not cause.
+func (h HostPlan) events(s Settings, before HostPlan) (all []news) {
 	lost := !h.Since.IsZero() && !h.Since.Equal(before.Since)
 	for _, st := range h.Steps {
 		if reason, kind := st.reported(); st.Kind == KindResource {
@@ -172,7 +172,7 @@ func (h HostPlan) events(s Settings, before HostPlan) (all []event) {
 				return was.Kind == KindResource && was.Item.Resource.UID == st.Item.Resource.UID && r.same(reason)
 			})
 			if kind == reasonBlocked && reason.Check == CheckForbidden && !known {
-				all = append(all, warning(nil, kind, reason.Message))
+				all = append(all, warn(nil, kind, reason.Message))
 			}
 			continue
 		}
@@ -191,7 +191,7 @@ func (h HostPlan) events(s Settings, before HostPlan) (all []event) {
 		}
 		switch kind {
 		case reasonBlocked:
-			all = append(all, warning(st.Item.Volume, kind, reason.Message))
+			all = append(all, warn(st.Item.Volume, kind, reason.Message))
 		case reasonSkipped:
 			all = append(all, st.Item.of(corev1.EventTypeWarning, kind, "Nothing is cleaned up: "+reason.String())...)
 		}
@@ -209,9 +209,10 @@ func (st Step) reported() (r Reason, event string) {
 	}
 	for _, r := range st.Reasons {
 		switch {
-		case r.Check == CheckAttached || r.Check == CheckFinalizer || r.Check == CheckForbidden || r.Name == "Failed" && r.Check == CheckPolicy:
+		case slices.Contains([]Check{CheckAttached, CheckFinalizer, CheckForbidden}, r.Check), r.Check == CheckPolicy && r.Name == "Failed",
+			r.Name == "NotRead" && isRefusal(st.Item.Unread):
 			return r, reasonBlocked
-		case r.Check == CheckScope || r.Check == CheckPolicy || r.Check == CheckAbsence || r.Check == CheckSanity || r.Check == CheckUse:
+		case slices.Contains([]Check{CheckScope, CheckPolicy, CheckAbsence, CheckSanity, CheckUse}, r.Check):
 			return r, reasonSkipped
 		}
 	}
@@ -274,30 +275,7 @@ func (p Plan) sentence(s Settings, h HostPlan) string {
 		}
 	}
 	delete(doomed, KindNone)
-	what := "Nothing is deleted"
-	if len(doomed) > 0 {
-		var parts []string
-		for _, kind := range slices.Sorted(maps.Keys(doomed)) {
-			parts = append(parts, fmt.Sprintf("%d %s", doomed[kind], map[Kind]string{
-				KindClaim: "claims", KindVolume: "volumes", KindFinalizers: "finalizers of volumes", KindResource: "custom resources",
-			}[kind]))
-		}
-		what = strings.Join(parts, ", ") + " "
-	}
-	would := func(verb string) string {
-		text := what
-		if len(doomed) > 0 {
-			text += verb
-		}
-		if len(kept) > 0 {
-			n, parts := 0, []string(nil)
-			for _, name := range slices.Sorted(maps.Keys(kept)) {
-				n, parts = n+kept[name], append(parts, fmt.Sprintf("%d %s", kept[name], name))
-			}
-			text += fmt.Sprintf(", %d kept (%s)", n, strings.Join(parts, ", "))
-		}
-		return text
-	}
+	would := func(verb string) string { return counted(doomed, kept, verb) }
 	switch {
 	case h.Unparsable:
 		return h.Next
@@ -318,6 +296,28 @@ func (p Plan) sentence(s Settings, h HostPlan) string {
 		return would("are being deleted")
 	}
 	return "Nothing is deleted: a Node or CSINode that may be it exists"
+}
+
+// counted returns how many objects of each kind are deleted, and how many are kept by each reason.
+func counted(doomed map[Kind]int, kept map[string]int, verb string) string {
+	var parts []string
+	for _, kind := range slices.Sorted(maps.Keys(doomed)) {
+		parts = append(parts, fmt.Sprintf("%d %s", doomed[kind], map[Kind]string{
+			KindClaim: "claims", KindVolume: "volumes", KindFinalizers: "finalizers of volumes", KindResource: "custom resources",
+		}[kind]))
+	}
+	text := "Nothing is deleted"
+	if len(doomed) > 0 {
+		text = strings.Join(parts, ", ") + " " + verb
+	}
+	if len(kept) == 0 {
+		return text
+	}
+	n, reasons := 0, []string(nil)
+	for _, name := range slices.Sorted(maps.Keys(kept)) {
+		n, reasons = n+kept[name], append(reasons, fmt.Sprintf("%d %s", kept[name], name))
+	}
+	return fmt.Sprintf("%s, %d kept (%s)", text, n, strings.Join(reasons, ", "))
 }
 
 type metrics struct {
@@ -413,6 +413,9 @@ func (st Step) gate() Check {
 			continue
 		case CheckMode:
 			return "" // no deletion is expected
+		}
+		if r.Name == "NotRead" && isRefusal(st.Item.Unread) {
+			return CheckForbidden
 		}
 		return r.Check
 	}

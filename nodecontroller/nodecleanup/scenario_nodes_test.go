@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -66,8 +67,9 @@ func (r ofDriver) List() (found []Resource) {
 		return nil // the kind is not installed
 	}
 	for i := range all.Items {
-		if r := resourceOf(&all.Items[i]); !r.Deleting || len(all.Items[i].GetFinalizers()) > 0 && all.Items[i].GetFinalizers()[0] != "x.example.com/y" {
-			found = append(found, r)
+		ours := slices.Contains(all.Items[i].GetFinalizers(), r.driver+"/logicalvolume")
+		if res := resourceOf(&all.Items[i]); !res.Deleting || ours {
+			found = append(found, res)
 		}
 	}
 	return found
