@@ -264,7 +264,8 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 	names := strings.FieldsFunc(cm.Annotations[AnnotationApprove], func(r rune) bool { return r == ',' || r == ' ' })
 	metav1.SetMetaDataAnnotation(&cm.ObjectMeta, AnnotationApprove, strings.Join(sorted(names, request.Nodes), ","))
 	after := recordSetOf(cm)
-	problems := after.approve(time.Now())
+	mode := Mode(cm.Annotations[AnnotationMode]) // "" is unknown
+	problems := after.approve(time.Now(), mode == "" || Settings{NodeCleanup: mode}.Deletes())
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "NODE\tSINCE\tSTATE\tAPPROVAL")
 	for _, r := range ParseLostNodes(cm) {
@@ -277,17 +278,12 @@ func Approve(ctx context.Context, client kubernetes.Interface, request ApproveRe
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.Name(), since, r.State(), approval)
 	}
-	for node := range strings.SplitSeq(after.annotations[AnnotationApprove], ",") {
-		if node != "" && len(problems) == 0 {
-			fmt.Fprintf(table, "%s\t-\tnot lost\twill be approved when it is lost\n", node)
-		}
-	}
 	if err := table.Flush(); err != nil {
 		return err
 	}
 	if len(problems) > 0 {
-		err = fmt.Errorf("approving the cleanup in ConfigMap \"%s/%s\": %s. Correct or remove the annotation, then try again",
-			request.Namespace, cm.Name, strings.Join(problems, "; "))
+		err = fmt.Errorf("%w: approving the cleanup in ConfigMap \"%s/%s\": %s", ErrRefused, request.Namespace, cm.Name,
+			strings.Join(problems, "; "))
 	}
 	switch {
 	case !request.Yes && err != nil:

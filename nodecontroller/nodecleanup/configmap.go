@@ -33,12 +33,13 @@ const (
 	// AnnotationHolder identifies the leader that may write the ConfigMap with lost nodes. If it is removed or changed, the
 	// leader releases its Lease, and the next leader sets it.
 	AnnotationHolder = "storage-controller.io/holder"
-	// AnnotationApprove lists lost nodes whose cleanup an administrator approves, on their ConfigMap. The value * also needs an
-	// end. The controller moves approvals into the records.
+	// AnnotationApprove lists lost nodes whose cleanup an administrator approves, on their ConfigMap, separated by commas. The
+	// controller moves approvals into the records.
 	AnnotationApprove = "storage-controller.io/approve"
-	// AnnotationApproveUntil is the end of the approval *, in RFC 3339.
-	AnnotationApproveUntil = "storage-controller.io/approve-until"
 )
+
+// annotationApproveUntil was the end of an approval. An approval that has it has no effect.
+const annotationApproveUntil = "storage-controller.io/approve-until"
 
 // ConfigMapName returns the name of the ConfigMap with the records of driver.
 func ConfigMapName(driver string) string { return "lost-nodes." + strings.ToLower(driver) }
@@ -150,7 +151,6 @@ func (r *records) read(ctx context.Context, byCheck bool) error {
 	case kube.IsNotFound(err):
 		set := r.set.clone()
 		delete(set.annotations, AnnotationApprove) // approvals end with the ConfigMap, records do not
-		delete(set.annotations, AnnotationApproveUntil)
 		r.store(nil, set)
 		r.fresh = true
 		return nil

@@ -60,48 +60,38 @@ func recordSetOf(cm *corev1.ConfigMap) recordSet {
 	return s
 }
 
-// approve moves approvals into the records, and returns those that have no effect. An approval by
-// name is used up by one loss.
-func (s recordSet) approve(now time.Time) (problems []string) {
-	text, until := s.annotations[AnnotationApprove], s.annotations[AnnotationApproveUntil]
-	end, err := time.Parse(time.RFC3339, until)
-	var rest []string
+// approve moves approvals into the records, and returns why others have no effect. None stays in the annotation: an approval
+// is for one loss, so the host must be lost already. deletes is [Settings.Deletes].
+func (s recordSet) approve(now time.Time, deletes bool) (problems []string) {
+	text, until := s.annotations[AnnotationApprove], s.annotations[annotationApproveUntil]
+	delete(s.annotations, AnnotationApprove)
+	delete(s.annotations, annotationApproveUntil)
 	for name := range strings.SplitSeq(text, ",") {
 		name = strings.TrimSpace(name)
+		problem := ""
 		switch {
 		case name == "":
 			continue
-		case until != "" && err != nil:
-			problems = append(problems, fmt.Sprintf("%s: %s has no effect: %s is not an RFC 3339 time", AnnotationApprove, name,
-				AnnotationApproveUntil))
-		case until != "" && !end.After(now):
-			problems = append(problems, fmt.Sprintf("%s: %s has no effect: %s has passed", AnnotationApprove, name, AnnotationApproveUntil))
+		case name == "*" || until != "":
+			problem = "the value * and " + annotationApproveUntil + " were removed. Name the nodes"
+		case !deletes:
+			problem = "the mode of the cleanup deletes nothing. Set --node-cleanup=claims or volumes"
 		case s.lost[name].Unparsable:
-			problems = append(problems, fmt.Sprintf("%s: %s has no effect: its record cannot be parsed", AnnotationApprove, name))
-		case name == "*" && until == "":
-			problems = append(problems, fmt.Sprintf("%s: * has no effect without %s", AnnotationApprove, AnnotationApproveUntil))
+			problem = "its record cannot be parsed"
+		case !s.approveNamed(name, now):
+			problem = "no such node is lost"
 		default:
-			if s.approveNamed(name, now) && name != "*" {
-				continue
-			}
+			continue
 		}
-		rest = append(rest, name)
-	}
-	if text == "" || len(rest) > 0 && strings.Join(rest, ",") == text {
-		return problems
-	}
-	s.annotations[AnnotationApprove] = strings.Join(rest, ",")
-	if len(rest) == 0 {
-		delete(s.annotations, AnnotationApprove)
-		delete(s.annotations, AnnotationApproveUntil)
+		problems = append(problems, fmt.Sprintf("%s: %s has no effect: %s", AnnotationApprove, name, problem))
 	}
 	return problems
 }
 
-// approveNamed approves the records of a host or Node, or all for *. It reports whether there are any.
+// approveNamed approves the records of a host or Node. It reports whether there are any.
 func (s recordSet) approveNamed(name string, now time.Time) (found bool) {
 	for value, r := range s.lost {
-		if name != "*" && name != value && name != r.Node || r.Unparsable || r.returned() {
+		if name != value && name != r.Node || r.Unparsable || r.returned() {
 			continue
 		}
 		found = true

@@ -514,22 +514,14 @@ func (f *fixture) changeRecords(change func(cm *corev1.ConfigMap)) {
 	})
 }
 
-// approve lets an administrator approve the clean-up of nodes, by their short names, or of "*".
-func (f *fixture) approve(until string, nodes ...string) {
+// approve lets an administrator approve the clean-up of nodes, by their short names.
+func (f *fixture) approve(nodes ...string) {
 	f.Helper()
 	names := make([]string, len(nodes))
 	for i, n := range nodes {
-		if names[i] = n; n != "*" {
-			names[i] = f.name(n)
-		}
+		names[i] = f.name(n)
 	}
-	f.changeRecords(func(cm *corev1.ConfigMap) {
-		cm.Annotations[AnnotationApprove] = strings.Join(names, ",")
-		delete(cm.Annotations, AnnotationApproveUntil)
-		if until != "" {
-			cm.Annotations[AnnotationApproveUntil] = until
-		}
-	})
+	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationApprove] = strings.Join(names, ",") })
 }
 
 // event waits for an event about an object whose message contains part.

@@ -135,7 +135,7 @@ func (t *observer) keep(ctx context.Context, first bool) (returned []string, err
 		if due {
 			returned = t.recordCheck(s, last, now)
 		}
-		problems = s.approve(now) // after recordCheck, which ends earlier approvals
+		problems = s.approve(now, t.policy.Deletes()) // after recordCheck, which ends earlier approvals
 	})
 	for _, p := range problems {
 		t.c.notify.seldom(t.live.csiDriver(ctx, t.policy.driver), reasonSkipped, p, p)

@@ -583,12 +583,12 @@ func (r *run) approve(host string, v int) {
 	if cm.Annotations == nil {
 		cm.Annotations = map[string]string{}
 	}
-	delete(cm.Annotations, AnnotationApproveUntil)
+	delete(cm.Annotations, annotationApproveUntil)
 	switch v % 8 {
 	case 0:
 		cm.Annotations[AnnotationApprove] = "*" // has no effect
-	case 1:
-		cm.Annotations[AnnotationApprove], cm.Annotations[AnnotationApproveUntil] = host, time.Now().Add(-time.Minute).Format(time.RFC3339)
+	case 1: // nor has this
+		cm.Annotations[AnnotationApprove], cm.Annotations[annotationApproveUntil] = host, time.Now().Add(time.Minute).Format(time.RFC3339)
 	default:
 		cm.Annotations[AnnotationApprove] = host
 		r.hosts[host].approvals = 1

@@ -29,7 +29,7 @@ func TestApprovalIsForOneLoss(t *testing.T) {
 	f.observed("a")
 	f.deleteNode("n")
 	f.missing("n")
-	f.approve("", "n")
+	f.approve("n")
 	f.claimDeleted("a")
 	f.node("n")
 	f.event("PersistentVolume", f.name("pv-a"), "NodeReturned", "")
@@ -41,27 +41,8 @@ func TestApprovalIsForOneLoss(t *testing.T) {
 	f.deleteNode("n")
 	f.missing("n")
 	f.stays(2*shortGrace, pvc)
-	f.approve("", "n")
+	f.approve("n")
 	f.claimDeleted("b")
-}
-
-// TestApprovalBeforeTheLoss waits in the annotation until the node is lost, and is used for that loss only.
-func TestApprovalBeforeTheLoss(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Hour })
-	f.node("n")
-	f.bound("a", "n")
-	f.start()
-	f.approve("", "n")
-	f.observed("a")
-	f.deleteNode("n")
-	f.claimDeleted("a")
-	f.node("n")
-	f.noRecord("n")
-	_, pvc := f.bound("b", "n")
-	f.observed("b")
-	f.deleteNode("n")
-	f.missing("n")
-	f.stays(2*shortGrace, pvc)
 }
 
 // TestStaleCacheReleasesNoHold: a new leader still has the lost Node in its cache.
@@ -160,7 +141,7 @@ func TestHoldHasNoTimeout(t *testing.T) {
 		f.says("StorageClass", "c", nil)
 		f.stays(3*shortGrace, f.getClaim("c1"))
 		f.held("n1")
-		f.approve("", "n1")
+		f.approve("n1")
 		f.claimDeleted("c1")
 	})
 	t.Run("the_topology_key_is_unknown", func(t *testing.T) {

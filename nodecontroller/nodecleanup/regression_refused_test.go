@@ -540,19 +540,10 @@ func TestApproveCommand(t *testing.T) {
 	}
 	f.stays(shortGrace, claims[0], claims[1])
 	request.Yes = true
-	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationApproveUntil] = in(-time.Hour) })
-	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); err == nil || !strings.Contains(err.Error(),
-		AnnotationApproveUntil+" has passed") {
-		t.Errorf("after the end of an approval: %v", err)
+	if err := Approve(t.Context(), f.client, ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("keep")}, Yes: true},
+		&strings.Builder{}); !errors.Is(err, ErrRefused) {
+		t.Errorf("approval of a node that exists: %v", err)
 	}
-	request.Yes = false
-	plan.Reset()
-	err := Approve(t.Context(), f.client, request, &plan)
-	if err != nil || !strings.Contains(plan.String(), AnnotationApproveUntil+" has passed") {
-		t.Errorf("the plan after the end of an approval: %v, %q", err, &plan)
-	}
-	f.changeRecords(func(cm *corev1.ConfigMap) { delete(cm.Annotations, AnnotationApproveUntil) })
-	request.Yes = true
 	f.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller may write its records
 		return Approve(t.Context(), f.client, request, &strings.Builder{})
 	}))
@@ -561,5 +552,11 @@ func TestApproveCommand(t *testing.T) {
 	request.Nodes = nil
 	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); err == nil {
 		t.Error("all nodes were approved by a request without nodes")
+	}
+	f.stop()
+	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationMode] = string(ModeReport) })
+	request.Nodes = []string{f.name("n2")}
+	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); !errors.Is(err, ErrRefused) {
+		t.Errorf("approval in mode report: %v", err)
 	}
 }

@@ -171,7 +171,7 @@ func TestBreakerAndCustomResources(t *testing.T) {
 		if len(list.Items) < 3 {
 			t.Errorf("%d of 4 are left without an approval", len(list.Items))
 		}
-		f.approve("", "n1", "n2", "n3", "n4")
+		f.approve("n1", "n2", "n3", "n4")
 		resources.deleted("lvn1", "lvn2", "lvn3", "lvn4")
 		f.metric(0, breakerOpen)
 	})

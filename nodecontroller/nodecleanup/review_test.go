@@ -198,11 +198,9 @@ func TestUnparsableRecords(t *testing.T) {
 		}
 	}
 	now := time.Now()
-	for _, name := range []string{"n", "*"} {
-		s := recordSet{map[string]LostNode{"n": safe}, map[string]string{AnnotationApprove: name, AnnotationApproveUntil: in(time.Hour)}}
-		if s.approve(now); s.lost["n"] != safe {
-			t.Errorf("approval of %s: %+v", name, s.lost["n"])
-		}
+	s := recordSet{map[string]LostNode{"n": safe}, map[string]string{AnnotationApprove: "n"}}
+	if problems := s.approve(now, true); s.lost["n"] != safe || len(problems) != 1 {
+		t.Errorf("after an approval: %+v, %q", s.lost["n"], problems)
 	}
 	h := host{value: "n", state: missing, record: safe, recorded: true}
 	found := newPolicy(settingsOf(0), worldDriver).mayClean(target{hosts: []host{h}}, cluster{now: now})
@@ -236,10 +234,7 @@ func TestTextOfUnparsableRecords(t *testing.T) {
 	r.w.bind("b", "b")
 	p.catchUp(r.w)
 	r.sync(r.term, "b")
-	edit(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationApprove] = "a" })
-	edit(func(cm *corev1.ConfigMap) {
-		cm.Annotations[AnnotationApproveUntil], cm.Annotations[AnnotationApprove] = in(time.Hour), "*"
-	})
+	edit(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationApprove] = "a,b" })
 	if b, _ := r.term.records.get("b"); r.w.stored.Data["a"] != text || b.Approved.IsZero() {
 		t.Errorf("the text is %q, the other record %+v", r.w.stored.Data["a"], b)
 	}

@@ -201,7 +201,6 @@ func (t *term) writeRecord(ctx context.Context, h host) error {
 		s.lost[h.value] = record
 		t.annotate(s)
 		t.hold(s, c)
-		s.approve(c.now)
 	})
 	switch {
 	case err != nil || !current:
