@@ -56,7 +56,7 @@ var anyValue = strings.Fields(`exit-on-connection-loss max-grpc-log-length kubec
 	extra-create-metadata controller-publish-readonly prevent-volume-mode-conversion snapshot-orphan-sweep-interval node-deployment
 	node-deployment-immediate-binding enable-capacity capacity-ownerref-level capacity-for-immediate-binding
 	handle-volume-inuse-error extra-modify-metadata print-config driver-name node-finalizer-wait-for-others skip-node-finalize
-	resize-nudge enable-webhooks cert-dir webhook-client-ca device-class-parameter namespace yes volumes help`)
+	resize-nudge enable-webhooks cert-dir webhook-client-ca device-class-parameter namespace yes held all help`)
 
 // TestWrongValues: a wrong value of any flag ends each command that has the flag with the exit code of a usage error.
 func TestWrongValues(t *testing.T) {
@@ -66,7 +66,6 @@ func TestWrongValues(t *testing.T) {
 	}
 	needed := map[string][]string{ // so that the command does not wait for a driver
 		"nodecontroller approve": {"--driver-name=a.b"}, "nodecontroller remove-finalizers": {"--driver-name=a.b"},
-		"nodecontroller cleanup": {"--driver-name=a.b", "--node=x"},
 	}
 	for words, cmd := range commandTree(t) {
 		first, _, _ := strings.Cut(words, " ")

@@ -21,7 +21,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// cleaner deletes for a term, or for a one-shot command.
+// cleaner deletes for a term.
 type cleaner struct {
 	policy  Policy
 	gather  gatherer // with a live source
@@ -68,9 +68,6 @@ func (c *cleaner) attempt(
 		state.now = time.Now()
 		if reasons := c.policy.mayClean(t, state); len(reasons) > 0 {
 			return result{reasons: reasons}, nil
-		}
-		if c.policy.plan {
-			return result{}, nil
 		}
 		if !recorded {
 			var values []string
@@ -124,8 +121,7 @@ func (c *cleaner) send(
 }
 
 // remove takes the step want for a volume, if the API server agrees that it is the next one, and
-// [Policy.mayClean] permits it. An empty want means any step that deletes. seen is the volume from
-// the cache.
+// [Policy.mayClean] permits it. seen is the volume from the cache.
 func (c *cleaner) remove(ctx context.Context, seen volume, want action) (r result, err error) {
 	release, free := c.locks.TryExclusive(seen.pv.Spec.CSI.VolumeHandle)
 	if !free {
@@ -140,7 +136,7 @@ func (c *cleaner) remove(ctx context.Context, seen volume, want action) (r resul
 		}
 		v.sent = seen.sent
 		st = c.policy.nextStep(v, time.Now())
-		return v.target(), st.action == want || want == "" && st.action.deletes(), nil
+		return v.target(), st.action == want, nil
 	}, func() error {
 		switch st.action {
 		case doDeleteClaim:

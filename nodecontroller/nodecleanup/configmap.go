@@ -33,10 +33,13 @@ const (
 	// AnnotationHolder identifies the leader that may write the ConfigMap with lost nodes. If it is removed or changed, the
 	// leader releases its Lease, and the next leader sets it.
 	AnnotationHolder = "storage-controller.io/holder"
-	// AnnotationApprove lists lost nodes whose cleanup an administrator approves, on their ConfigMap, separated by commas. The
-	// controller moves approvals into the records.
+	// AnnotationApprove lists lost nodes whose cleanup an administrator approves, on their ConfigMap, separated by commas. NODE=all
+	// includes volumes whose owners did not opt in. The controller moves approvals into the records.
 	AnnotationApprove = "storage-controller.io/approve"
 )
+
+// approveAll follows a name in [AnnotationApprove] that is approved also for volumes whose owners did not opt in.
+const approveAll = "=all"
 
 // annotationApproveUntil was the end of an approval. An approval that has it has no effect.
 const annotationApproveUntil = "storage-controller.io/approve-until"
@@ -119,6 +122,9 @@ func (n LostNode) State() RecordState {
 func (n LostNode) returned() bool {
 	return n == LostNode{Value: n.Value, Acted: n.Acted} && !n.Acted.IsZero()
 }
+
+// agrees reports whether an administrator agreed to the clean-up of volumes whose owners did not opt in.
+func (n LostNode) agrees() bool { return n.ApprovedAll && !n.Approved.IsZero() }
 
 // Name returns the best known name of the Node.
 func (n LostNode) Name() string { return cmp.Or(n.Node, n.Value) }

@@ -155,11 +155,11 @@ func (c *Controller) newTerm(end func(cause error)) (t *term) {
 	}, c.deps.Queues, t.sync)
 	t.cleaner = &cleaner{
 		policy: t.policy, live: t.live, locks: c.deps.Locks, notify: c.notify, metrics: c.metrics,
-		gather:  gatherer{t.policy, t.key, t.live.source, t.records.get, t.aliases, nil},
+		gather:  gatherer{t.policy, t.key, t.live.source, t.records.get, t.aliases},
 		confirm: t.records.confirm, cluster: t.cluster, acts: t.acts, allow: c.limiter.Allow,
 	}
 	t.volumes, t.claims, t.nodes = kube.NewMutationCache(c.volumes), kube.NewMutationCache(c.claims), kube.NewMutationCache(c.nodes)
-	t.cached = gatherer{t.policy, t.key, t.caches(), t.records.get, c.index.names.with, nil}
+	t.cached = gatherer{t.policy, t.key, t.caches(), t.records.get, c.index.names.with}
 	return t
 }
 

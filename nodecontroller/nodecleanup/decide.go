@@ -54,7 +54,7 @@ func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
 // interrupted returns the record of a loss that may have ended. A later absence has its full grace, and neither
 // an approval nor a planned removal applies to it.
 func (r LostNode) interrupted() LostNode {
-	r.Since, r.Approved, r.Planned, r.Cordoned = time.Time{}, time.Time{}, false, false
+	r.Since, r.Approved, r.ApprovedAll, r.Planned, r.Cordoned = time.Time{}, time.Time{}, false, false, false
 	return r
 }
 
@@ -300,7 +300,7 @@ func (p Policy) nextStepWithoutClaim(v volume, now time.Time) step {
 	case len(v.attachments) > 0:
 		return step{action: doReport, state: stateReleased, check: checkAttached, reason: "Attached", pending: true,
 			message: "VolumeAttachment " + strings.Join(v.attachments, ", ") + " names the volume. It must be detached first"}
-	case now.Before(due) && !v.sent && !p.command: // DeleteVolume may succeed
+	case now.Before(due) && !v.sent: // DeleteVolume may succeed
 		return step{action: doNothing, state: stateReleased, reason: "ReleaseGrace", pending: true, next: due}
 	case pv.DeletionTimestamp == nil:
 		return step{action: doDeleteVolume, state: stateForce, reason: "NotReclaimed", pending: true}

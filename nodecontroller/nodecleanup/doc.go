@@ -27,8 +27,7 @@
 // approval for this loss, or the return of the Node, ends a hold. A removal is planned, and neither
 // counted nor held from then on, if its Node was cordoned and no pod used a volume on it any more when it was deleted.
 //
-// The command cleanup ([Cleanup]) does the same for one missing Node that an administrator names.
-// The opt-in and --pv-release-grace do not apply. For the named Node, the grace period and the breaker do not apply either. All other checks apply, and to the other nodes of a volume also these three.
+// An approval for all ([LostNode].ApprovedAll) takes the place of the opt-in, if it was given for each node of a volume.
 //
 // Everything that must outlive the process is in one record per lost host. The records of a driver
 // are in one ConfigMap, see [LostNode]:

@@ -16,10 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	expiring "k8s.io/apimachinery/pkg/util/cache"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/tools/reference"
-	"k8s.io/klog/v2"
 )
 
 // The reasons of events. docs/reference.md has their comments.
@@ -123,8 +119,7 @@ func (n *notifier) missing(p Policy, h host, v volume, due time.Time) {
 	follows := "nothing is deleted after the grace period (" + deadline + ")"
 	switch {
 	case !p.Deletes():
-		follows = fmt.Sprintf("nothing is deleted. For a plan, run storage-controller nodecontroller cleanup --driver-name=%s --node=%s",
-			p.driver, h.name())
+		follows = "nothing is deleted. For a cleanup, set --node-cleanup=claims or volumes"
 	case h.record.OptedOut:
 		follows += ": the Node had opted out"
 	case len(v.kept()) > 0:
@@ -151,22 +146,4 @@ func (l live) csiDriver(ctx context.Context, name string) *storagev1.CSIDriver {
 		d = &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	}
 	return d
-}
-
-// sendEvent returns a function that sends each event before it returns, for commands.
-func sendEvent(ctx context.Context, client kubernetes.Interface, component string) func(runtime.Object, string, string, string) {
-	return func(obj runtime.Object, kind, reason, message string) {
-		ref, err := reference.GetReference(scheme.Scheme, obj)
-		if err == nil {
-			namespace, now := cmp.Or(ref.Namespace, metav1.NamespaceDefault), metav1.Now()
-			_, err = client.CoreV1().Events(namespace).Create(ctx, &corev1.Event{
-				ObjectMeta:     metav1.ObjectMeta{Namespace: namespace, GenerateName: ref.Name + "."},
-				InvolvedObject: *ref, Type: kind, Reason: reason, Message: message, Count: 1,
-				Source: corev1.EventSource{Component: component}, FirstTimestamp: now, LastTimestamp: now,
-			}, metav1.CreateOptions{})
-		}
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "Event not sent", "reason", reason)
-		}
-	}
 }

@@ -78,7 +78,7 @@ func (p Policy) mayClean(t target, c cluster) (found findings) {
 		found.add(h.record.OptedOut && !h.record.Unparsable, checkScope, "Scope", "Node %s had the annotation %s: %s, or an invalid "+
 			"value, when it was deleted", h.name(), p.annotation, disabled)
 		held := h.record.Held != "" || c.open && !h.record.exempt() // an open breaker holds it with the next write of the records
-		found.add(held && !h.named, checkBreaker, "TooManyNodesLost",
+		found.add(held, checkBreaker, "TooManyNodesLost",
 			"too many nodes are lost, and the cleanup of %s is not approved. If it does not return, run %s", h.name(), p.approveCommand(h))
 	}
 	found.add(len(t.users) > 0, checkUse, "ClaimInUse", "pod %s uses the claim on a node that exists", strings.Join(t.users, ", "))
@@ -87,14 +87,12 @@ func (p Policy) mayClean(t target, c cluster) (found findings) {
 
 // checkMissing adds the failed checks of a host without any Node.
 func (p Policy) checkMissing(found *findings, h host, c cluster) {
-	if !h.named {
-		since := h.recorded && !h.record.Since.IsZero()
-		found.add(!since, checkGrace, "NotRecorded", "there is no record that %s is missing", h.name())
-		found.add(since && c.now.Before(p.due(h)), checkGrace, "Grace", "node %s has been missing for less than %v", h.name(),
-			p.NodeMissingGrace)
-		found.add(since && p.unwatched(h.record, c.checked, c.now), checkGrace, "NotWatched",
-			"no process has watched node %s for %v, so its grace period starts again", h.name(), p.ClockGap)
-	}
+	since := h.recorded && !h.record.Since.IsZero()
+	found.add(!since, checkGrace, "NotRecorded", "there is no record that %s is missing", h.name())
+	found.add(since && c.now.Before(p.due(h)), checkGrace, "Grace", "node %s has been missing for less than %v", h.name(),
+		p.NodeMissingGrace)
+	found.add(since && p.unwatched(h.record, c.checked, c.now), checkGrace, "NotWatched",
+		"no process has watched node %s for %v, so its grace period starts again", h.name(), p.ClockGap)
 	found.add(len(c.bare) > 0, checkAbsence, "NodeWithoutLabel", "Node %s lacks the label of the topology key and may be %s",
 		strings.Join(c.bare, ", "), h.value)
 	found.add(!c.readyNode, checkSanity, "NoReadyNode", "no node with the driver is ready, so the cluster itself may be broken")
@@ -113,7 +111,6 @@ func (p Policy) unwatched(r LostNode, last, now time.Time) bool {
 // checkDeleting adds the failed checks of a host whose Nodes are being deleted. Their deletion was requested, so
 // --node-delete-grace replaces --node-missing-grace, and the state of the cluster does not matter.
 func (p Policy) checkDeleting(found *findings, h host, c cluster) {
-	found.add(p.command, checkAbsence, "NodeExists", "Node %s exists", h.name())
 	known := h.recorded && slices.ContainsFunc(h.nodes, func(n *corev1.Node) bool { return n.UID == h.record.UID })
 	for _, n := range h.nodes {
 		if n.DeletionTimestamp == nil || !known {

@@ -30,7 +30,6 @@ type host struct {
 	// resources reports whether custom resources of its Node exist, as far as they were listed.
 	resources bool
 	drained   bool // see [term.drained]
-	named     bool // an administrator knows that its node never returns: neither graces nor the breaker apply
 }
 
 // volume describes one node-local volume.
@@ -109,12 +108,11 @@ type gatherer struct {
 	record func(host string) (LostNode, bool)
 	// aliases returns the names of Nodes and CSINodes that a value may mean.
 	aliases func(value string) []string
-	named   []string // hosts, by the command
 }
 
 // host reads the state of a host, without its volumes.
 func (g gatherer) host(ctx context.Context, value string) (host, error) {
-	h := host{value: value, named: slices.Contains(g.named, value)}
+	h := host{value: value}
 	h.record, h.recorded = g.record(value)
 	i := newIndex(g.policy.driver, g.key())
 	labelled, err := g.src.labelled(ctx, g.key(), value)
@@ -192,7 +190,8 @@ func (g gatherer) owned(ctx context.Context, name string) (v volume, values []st
 	if v.namespace, err = g.owners(ctx, owners, namespace, class); err != nil {
 		return v, nil, err
 	}
-	v.refusal = g.policy.refusal(owners)
+	disagrees := func(value string) bool { r, _ := g.record(value); return !r.agrees() }
+	v.refusal = g.policy.refusal(owners, !slices.ContainsFunc(values, disagrees))
 	return v, values, nil
 }
 

@@ -23,17 +23,19 @@ import (
 
 // LostNode is the record of a host whose Node was deleted, or is being deleted.
 type LostNode struct {
-	Value      string    `json:"-"`                  // of the topology key; the key of the record
-	Node       string    `json:"node,omitempty"`     // name of the Node; empty if no process has seen it
-	UID        types.UID `json:"uid,omitempty"`      // of the Node
-	Since      time.Time `json:"since,omitzero"`     // the API server confirmed that no Node exists; zero: one may exist
-	Cordoned   bool      `json:"cordoned,omitempty"` // the Node was unschedulable when its deletion was requested
-	Planned    bool      `json:"planned,omitempty"`  // and no pod used a volume of the driver on it any more
-	Held       string    `json:"held,omitempty"`     // [HeldByBreaker]: until an approval or the return of the Node
-	Approved   time.Time `json:"approved,omitzero"`  // an administrator approved the clean-up after this loss
-	OptedOut   bool      `json:"optedOut,omitempty"` // the Node had opted out
-	Acted      time.Time `json:"acted,omitzero"`     // last deletion, for the window of the breaker
-	Unparsable bool      `json:"-"`                  // the stored record cannot be parsed
+	Value    string    `json:"-"`                  // of the topology key; the key of the record
+	Node     string    `json:"node,omitempty"`     // name of the Node; empty if no process has seen it
+	UID      types.UID `json:"uid,omitempty"`      // of the Node
+	Since    time.Time `json:"since,omitzero"`     // the API server confirmed that no Node exists; zero: one may exist
+	Cordoned bool      `json:"cordoned,omitempty"` // the Node was unschedulable when its deletion was requested
+	Planned  bool      `json:"planned,omitempty"`  // and no pod used a volume of the driver on it any more
+	Held     string    `json:"held,omitempty"`     // [HeldByBreaker]: until an approval or the return of the Node
+	Approved time.Time `json:"approved,omitzero"`  // an administrator approved the clean-up after this loss
+	// ApprovedAll means that the approval includes volumes whose owners did not opt in.
+	ApprovedAll bool      `json:"approvedAll,omitempty"`
+	OptedOut    bool      `json:"optedOut,omitempty"` // the Node had opted out
+	Acted       time.Time `json:"acted,omitzero"`     // last deletion, for the window of the breaker
+	Unparsable  bool      `json:"-"`                  // the stored record cannot be parsed
 }
 
 // HeldByBreaker is the value of [LostNode.Held].
@@ -67,7 +69,7 @@ func (s recordSet) approve(now time.Time, deletes bool) (problems []string) {
 	delete(s.annotations, AnnotationApprove)
 	delete(s.annotations, annotationApproveUntil)
 	for name := range strings.SplitSeq(text, ",") {
-		name = strings.TrimSpace(name)
+		name, all := strings.CutSuffix(strings.TrimSpace(name), approveAll)
 		problem := ""
 		switch {
 		case name == "":
@@ -78,7 +80,7 @@ func (s recordSet) approve(now time.Time, deletes bool) (problems []string) {
 			problem = "the mode of the cleanup deletes nothing. Set --node-cleanup=claims or volumes"
 		case s.lost[name].Unparsable:
 			problem = "its record cannot be parsed"
-		case !s.approveNamed(name, now):
+		case !s.approveNamed(name, all, now):
 			problem = "no such node is lost"
 		default:
 			continue
@@ -88,8 +90,9 @@ func (s recordSet) approve(now time.Time, deletes bool) (problems []string) {
 	return problems
 }
 
-// approveNamed approves the records of a host or Node. It reports whether there are any.
-func (s recordSet) approveNamed(name string, now time.Time) (found bool) {
+// approveNamed approves the records of a host or Node, with all also for volumes whose owners did not opt in. It reports whether
+// there are any.
+func (s recordSet) approveNamed(name string, all bool, now time.Time) (found bool) {
 	for value, r := range s.lost {
 		if name != value && name != r.Node || r.Unparsable || r.returned() {
 			continue
@@ -97,8 +100,9 @@ func (s recordSet) approveNamed(name string, now time.Time) (found bool) {
 		found = true
 		if r.Approved.IsZero() || r.Held != "" {
 			r.Approved, r.Held = now.UTC().Truncate(time.Second), ""
-			s.lost[value] = r
 		}
+		r.ApprovedAll = r.ApprovedAll || all
+		s.lost[value] = r
 	}
 	return found
 }

@@ -165,9 +165,6 @@ type Policy struct {
 	// removable are the finalizers of volumes that only the provisioner and the attacher of the driver remove. They are removed
 	// together with a volume that the driver can no longer delete.
 	removable []string
-	// command means that an administrator named a node: the opt-in and --pv-release-grace are not required, see also [host].
-	command bool
-	plan    bool // nothing is sent
 }
 
 // provisionerFinalizer keeps a PersistentVolume until the driver has deleted the volume.
@@ -187,10 +184,10 @@ func (s Settings) Deletes() bool {
 	return (s.NodeCleanup == ModeClaims || s.NodeCleanup == ModeVolumes) && !s.SkipNodeFinalize
 }
 
-// refusal returns why the owners of a volume or claim, by kind, do not consent to its clean-up, or "".
-// Only claims and classes can opt in.
-func (p Policy) refusal(owners map[string]metav1.Object) string {
-	consent := p.NodeCleanupScope != ScopeOptIn || p.command
+// refusal returns why the owners of a volume, by kind, do not consent to its clean-up, or "". Only claims and classes can opt in.
+// agreed means that an administrator agreed instead, who cannot overrule an opt-out.
+func (p Policy) refusal(owners map[string]metav1.Object, agreed bool) string {
+	consent := p.NodeCleanupScope != ScopeOptIn || agreed
 	for _, kind := range []string{"PersistentVolume", "PersistentVolumeClaim", "StorageClass", "Namespace"} {
 		obj, ok := owners[kind]
 		if !ok {
@@ -204,7 +201,12 @@ func (p Policy) refusal(owners map[string]metav1.Object) string {
 		}
 	}
 	if !consent {
-		return "neither its StorageClass nor its claim has the annotation " + p.annotation + ": " + enabled
+		return p.noOptIn()
 	}
 	return ""
+}
+
+// noOptIn returns the refusal of a volume of which no owner opted out, and none opted in.
+func (p Policy) noOptIn() string {
+	return "neither its StorageClass nor its claim has the annotation " + p.annotation + ": " + enabled
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -23,7 +22,6 @@ import (
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -369,194 +367,34 @@ func TestResponsesThatPass(t *testing.T) {
 	}
 }
 
-// TestCommandAndRefusals: a refusal for one volume does not keep the command from cleaning up the others.
-func TestCommandAndRefusals(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct{ method, suffix, want string }{
-		"claim_may_not_be_deleted": {http.MethodDelete, "/persistentvolumeclaims/b", denial},
-		"claim_cannot_be_read":     {http.MethodGet, "/persistentvolumeclaims/b", denial},
-		"volume_cannot_be_read":    {http.MethodGet, "/persistentvolumes/NS-pv-b", denial},
-		"nothing_is_wrong":         {"NONE", "", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := scenario(t, nil)
-			for _, c := range []string{"a", "b", "c"} {
-				f.bound(c, "n")
-			}
-			f.denied(test.method, strings.ReplaceAll(test.suffix, "NS", f.ns))
-			var out strings.Builder
-			err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
-			failed := err != nil && strings.Contains(err.Error(), test.want) && !errors.Is(err, ErrRefused)
-			if failed != (test.want != "") || err != nil && !failed {
-				t.Errorf("got %v\n%s", err, &out)
-			}
-			for _, c := range []string{"a", "b", "c"} {
-				pvc, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(t.Context(), c, metav1.GetOptions{})
-				deleted := kube.IsNotFound(err) || err == nil && pvc.DeletionTimestamp != nil
-				if want := test.want == "" || c != "b"; deleted != want {
-					t.Errorf("claim %s is deleted: %t\n%s", c, deleted, &out)
-				}
-			}
-		})
-	}
-	t.Run("slow_read", func(t *testing.T) {
-		f := scenario(t, nil)
-		f.bound("a", "n")
-		var slow sync.Once
-		f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-			if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/a") {
-				slow.Do(func() { time.Sleep(5500 * time.Millisecond) }) // a response from which nothing may be deleted
-			}
-			pass.ServeHTTP(w, r)
-		})
-		var out strings.Builder
-		err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
-		if err != nil {
-			t.Errorf("%v\n%s", err, &out)
-		}
-	})
-	t.Run("opted_out", func(t *testing.T) {
-		f := scenario(t, nil)
-		_, pvc := f.boundTo("a", []string{"n"}, nil, func(pvc *corev1.PersistentVolumeClaim) { pvc.Annotations[f.optOut] = disabled })
-		var out strings.Builder
-		err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
-		if !errors.Is(err, ErrRefused) || !strings.Contains(out.String(), f.optOut) {
-			t.Errorf("got %v, %s", err, &out)
-		}
-		f.untouched(pvc)
-	})
-	hour := in(-time.Hour)
-	for name, tc := range map[string]struct{ record, want string }{ // of another node of the volume
-		"opted_out":        {`{"since":"` + hour + `","approved":"` + hour + `","optedOut":true}`, "had the annotation"},
-		"held":             {`{"since":"` + hour + `","held":"breaker"}`, "TooManyNodesLost"},
-		"lost_as_well":     {`{"since":"` + hour + `"}`, "TooManyNodesLost"},
-		"in_its_grace":     {`{"since":"` + in(0) + `","planned":true}`, "Grace"},
-		"without_a_record": {"", "NotRecorded"},
-		"approved":         {`{"since":"` + hour + `","approved":"` + hour + `"}`, ""},
-		"planned":          {`{"since":"` + hour + `","planned":true}`, ""},
-	} {
-		t.Run("another_node_of_the_volume/"+name, func(t *testing.T) {
-			f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = 30 * time.Minute })
-			_, pvc := f.boundTo("a", []string{"n", "m"}, nil, nil)
-			f.changeRecords(func(cm *corev1.ConfigMap) {
-				if cm.Annotations[AnnotationLastLook] = in(0); tc.record != "" {
-					cm.Data[f.name("m")] = tc.record
-				}
-			})
-			var out strings.Builder
-			request := CleanupRequest{Driver: f.driver, Namespace: f.ns, Node: f.name("n"), Yes: true}
-			err := Cleanup(t.Context(), f.cfg, f.recorded(), request, &out)
-			if tc.want == "" {
-				f.must(err)
-				f.claimDeleted("a")
-				return
-			}
-			if !errors.Is(err, ErrRefused) || !strings.Contains(out.String(), tc.want) || !strings.Contains(out.String(), f.name("m")) {
-				t.Errorf("got %v, %s", err, &out)
-			}
-			f.untouched(pvc)
-		})
-	}
-	t.Run("no_records_in_the_namespace", func(t *testing.T) {
-		f := scenario(t, nil)
-		_, pvc := f.bound("a", "n")
-		request := CleanupRequest{Driver: f.driver, Namespace: f.ns, Node: f.name("n"), Yes: true}
-		err := Cleanup(t.Context(), f.cfg, f.recorded(), request, &strings.Builder{})
-		if err == nil || !strings.Contains(err.Error(), f.ns+"/"+ConfigMapName(f.driver)) || !strings.Contains(err.Error(), "--namespace") {
-			t.Errorf("got %v", err)
-		}
-		f.untouched(pvc)
-	})
-	t.Run("topology_key_is_not_one_of_nodes", func(t *testing.T) {
-		f := scenario(t, nil)
-		f.label("keep", "other-zone")
-		f.nodeAs("z1", "z", "")
-		f.nodeAs("z2", "z", "")
-		_, pvc := f.bound("a", "n")
-		err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &strings.Builder{})
-		if err == nil || !strings.Contains(err.Error(), "--topology-node-key") {
-			t.Errorf("got %v", err)
-		}
-		f.untouched(pvc)
-	})
-	t.Run("id_of_a_node_without_label", func(t *testing.T) {
-		f := scenario(t, nil)
-		f.nodeAs("n", "id", "id")
-		_, pvc := f.bound("a", "id")
-		f.label("n", "")
-		request := CleanupRequest{Driver: f.driver, Node: f.name("id"), Yes: true}
-		err := Cleanup(t.Context(), f.cfg, f.recorded(), request, &strings.Builder{})
-		if !errors.Is(err, ErrRefused) {
-			t.Errorf("got %v", err)
-		}
-		f.untouched(pvc)
-	})
-}
-
-// TestCommandWaits: the node returns, under its name or as a host name, while the command waits for a claim.
-func TestCommandWaits(t *testing.T) {
-	t.Parallel()
-	for _, what := range []string{"node", "host_name"} {
-		t.Run(what, func(t *testing.T) {
-			f := scenario(t, nil)
-			f.bound("a", "n")
-			request := CleanupRequest{Driver: f.driver, Node: f.name("n"), Volumes: true, Yes: true, Wait: time.Minute}
-			var out strings.Builder
-			done := make(chan error, 1)
-			go func() { done <- Cleanup(t.Context(), f.cfg, f.recorded(), request, &out) }()
-			f.claimDeleted("a")
-			if what == "node" {
-				f.node("n")
-			} else {
-				f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
-				f.patchNode("nb", `{"status":{"addresses":[{"type":"Hostname","address":"`+f.name("n")+`"}]}}`, "status")
-			}
-			lists := len(f.asked("GET csinodes"))
-			f.eventually("the command has listed all nodes", func(context.Context) error { // the first list may be in progress
-				if len(done) == 0 && len(f.asked("GET csinodes")) < lists+2 {
-					return errors.New("it has not")
-				}
-				return nil
-			})
-			f.release("a")
-			if err := <-done; !errors.Is(err, ErrRefused) {
-				t.Errorf("got %v, %s", err, &out)
-			}
-			if pv := f.getVolume("pv-a"); pv.DeletionTimestamp != nil {
-				t.Errorf("the volume is deleted: %s", &out)
-			}
-		})
-	}
-}
-
 // TestApproveCommand prints what it would approve, and writes with Yes.
 func TestApproveCommand(t *testing.T) {
 	f, claims := twoHeld(t, nil)
 	request := ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("n1")}}
 	var plan strings.Builder
-	f.must(Approve(t.Context(), f.client, request, &plan))
+	f.must(Approve(t.Context(), f.cfg, f.client, request, &plan))
 	if !strings.Contains(plan.String(), f.name("n1")) {
 		t.Errorf("the plan is %q", &plan)
 	}
 	f.stays(shortGrace, claims[0], claims[1])
 	request.Yes = true
-	if err := Approve(t.Context(), f.client, ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("keep")}, Yes: true},
+	if err := Approve(t.Context(), f.cfg, f.client, ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("keep")}, Yes: true},
 		&strings.Builder{}); !errors.Is(err, ErrRefused) {
 		t.Errorf("approval of a node that exists: %v", err)
 	}
 	f.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller may write its records
-		return Approve(t.Context(), f.client, request, &strings.Builder{})
+		return Approve(t.Context(), f.cfg, f.client, request, &strings.Builder{})
 	}))
 	f.claimDeleted("c1")
 	f.stays(shortGrace, claims[1])
 	request.Nodes = nil
-	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); err == nil {
+	if err := Approve(t.Context(), f.cfg, f.client, request, &strings.Builder{}); err == nil {
 		t.Error("all nodes were approved by a request without nodes")
 	}
 	f.stop()
 	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationMode] = string(ModeReport) })
-	request.Nodes = []string{f.name("n2")}
-	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); !errors.Is(err, ErrRefused) {
+	request.Held = true
+	if err := Approve(t.Context(), f.cfg, f.client, request, &strings.Builder{}); !errors.Is(err, ErrRefused) {
 		t.Errorf("approval in mode report: %v", err)
 	}
 }

@@ -165,7 +165,7 @@ func TestMisspelledOptOut(t *testing.T) {
 			"PersistentVolumeClaim": &corev1.PersistentVolumeClaim{ObjectMeta: m},
 			"StorageClass":          &storagev1.StorageClass{ObjectMeta: m}, "Namespace": &corev1.Namespace{ObjectMeta: m},
 		} {
-			check(kind, "refusal", p.refusal(map[string]metav1.Object{kind: obj}))
+			check(kind, "refusal", p.refusal(map[string]metav1.Object{kind: obj}, false))
 		}
 		node := deletingNode("x", "u", now, p.NodeFinalizer)
 		node.Annotations = m.Annotations

@@ -4,11 +4,9 @@
 package nodecleanup
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -52,16 +50,6 @@ func (f *fixture) record(w http.ResponseWriter, r *http.Request, pass http.Handl
 		f.requests.mu.Unlock()
 	}
 	pass.ServeHTTP(w, r)
-}
-
-// bodyHas reports whether the body of r contains text, and returns r with its body unread.
-func bodyHas(r *http.Request, text string) (*http.Request, bool) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return r, false
-	}
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	return r, bytes.Contains(body, []byte(text))
 }
 
 // recorded returns a client for a command.

@@ -95,8 +95,7 @@ func explainMode(e *explanation, n lostNode, sentence, when string) {
 	switch n.mode {
 	case nodecleanup.ModeOff, nodecleanup.ModeReport:
 		e.add(Blocked, "cleanup", "%s The nodecontroller ran last with --node-cleanup=%s: nothing is deleted.", sentence, n.mode).
-			next("If the node does not return, run `storage-controller nodecontroller cleanup --driver-name=%s --node=%s`, which prints a "+
-				"plan.", n.driver, n.Name())
+			next("If the node does not return, delete its claims, or set --node-cleanup=claims or volumes.")
 	case nodecleanup.ModeClaims, nodecleanup.ModeVolumes:
 		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes its %s%s, as far as --node-cleanup-scope and "+
 			"the opt-outs allow.", deletes, when)

@@ -41,7 +41,7 @@ func TestRecordsOfLostNodes(t *testing.T) {
 
 // TestModeOfLostNodes: the next step is that of the mode which the nodecontroller has recorded.
 func TestModeOfLostNodes(t *testing.T) {
-	const plan = "`storage-controller nodecontroller cleanup --driver-name=d --node=n`"
+	const plan = "set --node-cleanup=claims or volumes"
 	for mode, want := range map[nodecleanup.Mode]struct {
 		severity   Severity
 		text, next string

@@ -1,5 +1,5 @@
 {{- define "storage-controller.permissions.nodecontroller-cleanup" -}}
-# --node-cleanup=claims or volumes, and the command cleanup
+# --node-cleanup=claims or volumes
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
