@@ -150,14 +150,11 @@ func printAgreed(ctx context.Context, l live, p Policy, key string, hosts []stri
 }
 
 // RemoveFinalizers prints the Nodes with our finalizer, and with yes removes it, so that nothing holds
-// their deletion after the controller was uninstalled. It fails if a finalizer is added again.
+// their deletion after the controller was uninstalled.
 func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interface, yes bool, out io.Writer) error {
 	change := kube.MetadataPatch{RemoveFinalizers: []string{cfg.NodeFinalizer}}
-	with := func() ([]*corev1.Node, error) {
-		nodes, err := list[*corev1.Node](ctx, newLive(client, cfg.Timeout), "Nodes", client.CoreV1().Nodes().List)
-		return slices.DeleteFunc(nodes, func(n *corev1.Node) bool { return change.AppliedTo(n) }), err
-	}
-	nodes, err := with()
+	nodes, err := list[*corev1.Node](ctx, newLive(client, cfg.Timeout), "Nodes", client.CoreV1().Nodes().List)
+	nodes = slices.DeleteFunc(nodes, func(n *corev1.Node) bool { return change.AppliedTo(n) })
 	for _, n := range nodes {
 		result := "would be removed"
 		if yes {
@@ -174,21 +171,5 @@ func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interfa
 	if err == nil && len(nodes) == 0 {
 		_, err = fmt.Fprintf(out, "no Node has finalizer %s\n", cfg.NodeFinalizer)
 	}
-	if err != nil || !yes || len(nodes) == 0 {
-		return err
-	}
-	select { // a component that adds it again does so when it sees the change
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(finalizerReturns):
-	}
-	if nodes, err = with(); err == nil && len(nodes) > 0 {
-		err = fmt.Errorf("finalizer %s was added again to Node %q and %d more. Stop the nodecontroller or set "+
-			"--node-finalizer-mode=remove, and remove the driver from its nodes if it adds the finalizer", cfg.NodeFinalizer,
-			nodes[0].Name, len(nodes)-1)
-	}
 	return err
 }
-
-// finalizerReturns is the time in which a running component adds a removed finalizer again.
-const finalizerReturns = 2 * time.Second

@@ -390,17 +390,6 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 			t.Errorf("without any: %q", &done)
 		}
 	})
-	t.Run("019_remove_finalizers_while_managed", func(t *testing.T) {
-		f := scenario(t, manage)
-		f.node("n")
-		f.start()
-		f.finalizers("n", f.cfg.NodeFinalizer)
-		f.finalizers("keep", f.cfg.NodeFinalizer)
-		err := RemoveFinalizers(t.Context(), f.cfg, f.client, true, &strings.Builder{})
-		if err == nil || !strings.Contains(err.Error(), f.cfg.NodeFinalizer) || !strings.Contains(err.Error(), "--node-finalizer-mode") {
-			t.Errorf("got %v", err)
-		}
-	})
 	t.Run("020_kind_not_installed", func(t *testing.T) {
 		f := scenario(t, parity)
 		f.node("n", f.cfg.NodeFinalizer)
