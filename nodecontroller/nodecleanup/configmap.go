@@ -146,10 +146,6 @@ func (r *records) version() string {
 // the check of the lost nodes calls it, it enqueues that check if the resourceVersion has changed: the event handler
 // ignores a known resourceVersion.
 func (r *records) read(ctx context.Context, byCheck bool) error {
-	if r.namespace == "" {
-		r.fresh = true
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	cm, err := r.client.CoreV1().ConfigMaps(r.namespace).Get(ctx, ConfigMapName(r.driver), metav1.GetOptions{})
@@ -176,11 +172,6 @@ func (r *records) read(ctx context.Context, byCheck bool) error {
 
 // write stores next. If the response is lost, the next call reads the ConfigMap first.
 func (r *records) write(ctx context.Context, next recordSet) (err error) {
-	if r.namespace == "" {
-		r.store(nil, next)
-		r.taken = true
-		return nil
-	}
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: ConfigMapName(r.driver)}}
 	if len(validation.IsValidLabelValue(r.driver)) == 0 {
 		cm.Labels = map[string]string{LabelDriver: r.driver}

@@ -37,8 +37,8 @@ type Deps struct {
 	Events    record.EventRecorder
 	Registry  prometheus.Registerer
 	Queues    *workloop.Metrics
-	// Namespace is the namespace of the process, which holds the records. Without it, only the
-	// modes off and report are possible, and report keeps its records in memory.
+	// Namespace is the namespace of the process, which holds the records. Without it, report is off, and the modes that delete are
+	// not possible.
 	Namespace string
 }
 
@@ -62,7 +62,7 @@ type Controller struct {
 	csiNodes    kube.Informer[*storagev1.CSINode]
 	attachments *kube.Informer[*storagev1.VolumeAttachment] // nil unless the mode deletes
 	pods        *kube.Informer[*corev1.Pod]                 // nil unless the mode deletes
-	configMap   *kube.Informer[*corev1.ConfigMap]           // nil without a namespace
+	configMap   *kube.Informer[*corev1.ConfigMap]           // nil in mode off
 }
 
 // New requests the informers that the controller needs. It starts nothing; see [Controller.Run].
@@ -72,6 +72,9 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		return nil, fmt.Errorf("--node-cleanup=%s: the namespace of the process is unknown, and the records of lost nodes are stored "+
 			"there. "+
 			"Set the environment variable POD_NAMESPACE", p.NodeCleanup)
+	}
+	if deps.Namespace == "" {
+		p.NodeCleanup = ModeOff
 	}
 	c := &Controller{
 		cfg: cfg, deps: deps, policy: p, notify: newNotifier(deps.Events.Event),
@@ -92,7 +95,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		attachments, pods := optional.Attachments(), optional.Pods()
 		c.attachments, c.pods = &attachments, &pods
 	}
-	if p.NodeCleanup != ModeOff && deps.Namespace != "" {
+	if p.NodeCleanup != ModeOff {
 		configMap := optional.ConfigMap(deps.Namespace, ConfigMapName(deps.Driver))
 		c.configMap = &configMap
 	}

@@ -110,7 +110,7 @@ func (s recordSet) approveNamed(name string, all bool, now time.Time) (found boo
 // records holds the records of a term, as the API server last stored them.
 type records struct {
 	client            kubernetes.Interface
-	namespace, driver string // an empty namespace keeps the records in memory
+	namespace, driver string
 	mode              Mode
 	holder            string // of this term
 	timeout           time.Duration
@@ -188,7 +188,7 @@ func (r *records) load(ctx context.Context, create, byCheck bool) error {
 		return err
 	}
 	lost := r.cm == nil && r.taken && len(r.set.lost) > 0 // the ConfigMap was deleted: rule 5
-	if lost || !r.taken && r.namespace != "" && (create || r.cm != nil) {
+	if lost || !r.taken && (create || r.cm != nil) {
 		return r.write(ctx, r.set.clone())
 	}
 	r.taken = true

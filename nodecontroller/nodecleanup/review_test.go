@@ -166,7 +166,8 @@ func TestClassOfAnotherClaim(t *testing.T) {
 	w.class.Annotations = map[string]string{p.annotation: enabled}
 	w.bind("a", "h")
 	w.volumes["pv-a"].Spec.StorageClassName = ""
-	g := gatherer{policy: p, key: func() string { return worldKey }, src: cacheSource(w, w.view)}
+	g := gatherer{policy: p, key: func() string { return worldKey }, src: cacheSource(w, w.view),
+		record: func(string) (LostNode, bool) { return LostNode{}, false }}
 	for _, another := range []bool{false, true} {
 		if another {
 			w.claims["a"].UID = "another"
