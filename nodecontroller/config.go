@@ -83,7 +83,7 @@ func DefaultConfig() Config {
 func Empty() *Config {
 	d := DefaultConfig()
 	return &Config{MinMissingGrace: d.MinMissingGrace, Settings: nodecleanup.Settings{
-		NodeCleanupResourceSweep: d.NodeCleanupResourceSweep, UnregisteredGrace: d.UnregisteredGrace, ClockGap: d.ClockGap,
+		NodeCleanupResourceSweep: d.NodeCleanupResourceSweep, ClockGap: d.ClockGap,
 		LookInterval: d.LookInterval, PodQuarantine: d.PodQuarantine,
 	}}
 }

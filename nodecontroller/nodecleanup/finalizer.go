@@ -152,44 +152,24 @@ func (t *term) release(ctx context.Context, h host, st hostStep) (again bool, er
 	return again, nil
 }
 
-// protect adds or removes our finalizer on the Nodes of a host that are not being deleted, in mode manage.
-func (t *term) protect(ctx context.Context, h host) (next time.Time, err error) {
-	if t.policy.NodeFinalizerMode != FinalizerManage {
-		return time.Time{}, nil
-	}
-	key, problem := t.c.index.topologyKey()
+// protect adds our finalizer to the Nodes of a host that have the driver, in mode manage. Nothing removes it from a Node that is
+// not being deleted.
+func (t *term) protect(ctx context.Context, h host) error {
 	for _, node := range h.nodes {
-		if node.DeletionTimestamp != nil {
+		if !t.c.unprotected(node) {
 			continue
 		}
-		has := slices.Contains(node.Finalizers, t.policy.NodeFinalizer)
-		registered, since := t.c.index.registered(node.Name)
-		free := since.Add(t.policy.UnregisteredGrace)
-		switch {
-		case registered && !has:
-			err = t.patchNode(ctx, node, kube.MetadataPatch{AddFinalizers: []string{t.policy.NodeFinalizer}})
-		case registered || !has || len(t.c.index.volumes.with(hostOf(node, key))) > 0:
-		case problem != "" && slices.ContainsFunc(t.c.volumes.List(), func(pv *corev1.PersistentVolume) bool {
-			return mentions(pv, t.policy.driver, namesOf(node, nil, key))
-		}):
-			next = earliest(next, time.Now().Add(later))
-		case time.Now().Before(free):
-			next = earliest(next, free)
-		default:
-			err = t.patchNode(ctx, node, kube.MetadataPatch{
-				RemoveFinalizers: []string{t.policy.NodeFinalizer}, Tests: map[string]any{"/metadata/deletionTimestamp": nil},
-			})
-		}
+		err := t.patchNode(ctx, node, kube.MetadataPatch{AddFinalizers: []string{t.policy.NodeFinalizer}})
 		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) { // the cache may be outdated
 			if live, e := t.live.node(ctx, node.Name); e == nil && (live == nil || live.DeletionTimestamp != nil) {
 				err = nil // decideDeleting handles it
 			}
 		}
 		if err != nil {
-			return next, err
+			return err
 		}
 	}
-	return next, nil
+	return nil
 }
 
 // patchNode writes our finalizer.

@@ -87,7 +87,7 @@ func scenario(t *testing.T, change func(f *fixture)) *fixture {
 	s := DefaultSettings()
 	s.NodeFinalizer, s.NodeFinalizerMode, s.NodeDeleteGrace, s.NodeFinalizerWaitForOthers = f.driver+"/node", FinalizerRemove, 0, false
 	s.NodeCleanup, s.NodeCleanupScope, s.NodeMissingGrace, s.PVReleaseGrace = ModeClaims, ScopeAll, shortGrace, shortGrace
-	s.UnregisteredGrace, s.LookInterval = shortGrace, checkInterval
+	s.LookInterval = checkInterval
 	f.cfg = Config{Settings: s, Workers: 4, Timeout: 15 * time.Second, RetryIntervalStart: 100 * time.Millisecond,
 		RetryIntervalMax: time.Second}
 	if change != nil {

@@ -123,8 +123,7 @@ func (c *Controller) nodeUpdated(old, node *corev1.Node) {
 // unprotected reports whether [term.protect] adds our finalizer to a Node. Another client may have removed it before the
 // watch observed that the controller added it.
 func (c *Controller) unprotected(node *corev1.Node) bool {
-	registered, _ := c.index.registered(node.Name)
-	return c.policy.NodeFinalizerMode == FinalizerManage && registered && node.DeletionTimestamp == nil &&
+	return c.policy.NodeFinalizerMode == FinalizerManage && c.index.registered(node.Name) && node.DeletionTimestamp == nil &&
 		!slices.Contains(node.Finalizers, c.policy.NodeFinalizer)
 }
 

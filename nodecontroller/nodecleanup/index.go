@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -28,10 +27,9 @@ type index struct {
 	several bool                                // the CSINodes report several keys
 	csi     map[string]*storagev1.CSINodeDriver // of all CSINodes, by name; nil: without the driver
 	nodes   map[string]*corev1.Node
-	bare    map[string]struct{}  // see unlabelled
-	foreign map[string]struct{}  // see foreign
-	deleted map[string]lastSeen  // see slot; for at most lastSeenAge
-	without map[string]time.Time // nodes without the driver, since
+	bare    map[string]struct{} // see unlabelled
+	foreign map[string]struct{} // see foreign
+	deleted map[string]lastSeen // see slot; for at most lastSeenAge
 }
 
 // relation maps objects to their values, and back.
@@ -95,7 +93,7 @@ func newIndex(driver, key string) *index {
 		driver: driver, fixed: key != "", key: key, names: newRelation(), volumes: newRelation(),
 		csi: map[string]*storagev1.CSINodeDriver{}, nodes: map[string]*corev1.Node{},
 		bare: map[string]struct{}{}, foreign: map[string]struct{}{},
-		deleted: map[string]lastSeen{}, without: map[string]time.Time{},
+		deleted: map[string]lastSeen{},
 	}
 }
 
@@ -208,11 +206,6 @@ func (i *index) rename(name string) []string {
 		names = sorted([]string{name, d.NodeID})
 	case csiNode:
 		names = []string{name}
-	}
-	if node == nil || d != nil {
-		delete(i.without, name)
-	} else if _, ok := i.without[name]; !ok {
-		i.without[name] = time.Now()
 	}
 	return i.names.set(name, names)
 }
@@ -346,13 +339,9 @@ func (i *index) ambiguous() (bare, foreign []string) {
 	return slices.Sorted(maps.Keys(i.bare)), slices.Sorted(maps.Keys(i.foreign))
 }
 
-// registered reports whether the driver is on a node, and if not, since when: now for a Node that was deleted meanwhile.
-func (i *index) registered(node string) (bool, time.Time) {
+// registered reports whether the driver is on a node.
+func (i *index) registered(node string) bool {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
-	since, exists := i.without[node]
-	if !exists {
-		since = time.Now()
-	}
-	return i.csi[node] != nil, since
+	return i.csi[node] != nil
 }

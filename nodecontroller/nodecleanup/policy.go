@@ -50,9 +50,6 @@ type Settings struct {
 	NodeCleanupResourceSweep time.Duration `mapstructure:"-"`
 	PVReleaseGrace           time.Duration `mapstructure:"pv-release-grace"` // for the driver to delete a released volume; 0: none
 
-	// UnregisteredGrace is the time after which mode manage removes the finalizer from a node
-	// without the driver.
-	UnregisteredGrace time.Duration `mapstructure:"-"`
 	// ClockGap is the time without a check of the lost nodes after which their grace starts again.
 	ClockGap time.Duration `mapstructure:"-"`
 	// PodQuarantine is the time after the event of a Node's deletion in which its pods show whether it was drained: the pod
@@ -71,7 +68,7 @@ func DefaultSettings() Settings {
 		NodeCleanupRetain: RetainSkip, NodeMissingGrace: 15 * time.Minute,
 		NodeCleanupWindow: 10 * time.Minute, NodeCleanupMaxFraction: 0.1, NodeCleanupMinNodes: 1,
 		NodeCleanupQPS: 0.5, NodeCleanupBurst: 10, NodeCleanupResourceSweep: 30 * time.Minute, PVReleaseGrace: 10 * time.Minute,
-		UnregisteredGrace: 10 * time.Minute, ClockGap: 10 * time.Minute, LookInterval: 5 * time.Minute,
+		ClockGap: 10 * time.Minute, LookInterval: 5 * time.Minute,
 		PodQuarantine: 30 * time.Second,
 	}
 }
@@ -91,7 +88,7 @@ type FinalizerMode string
 const (
 	FinalizerOff    FinalizerMode = "off"    // neither added nor removed
 	FinalizerRemove FinalizerMode = "remove" // the driver adds it
-	FinalizerManage FinalizerMode = "manage" // added to the nodes of the driver, and removed
+	FinalizerManage FinalizerMode = "manage" // added to the nodes of the driver, and removed once they are deleted
 )
 
 // Mode selects how far the clean-up goes.

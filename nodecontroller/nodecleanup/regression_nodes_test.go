@@ -69,28 +69,6 @@ func TestStaleCacheReleasesNoHold(t *testing.T) {
 	}
 }
 
-// TestStaleCacheReleasesNoDeletedNode: a new leader does not see yet that a Node without the driver is being deleted.
-func TestStaleCacheReleasesNoDeletedNode(t *testing.T) {
-	f := scenario(t, manage)
-	f.node("n", f.cfg.NodeFinalizer)
-	f.registered("n", "")
-	use, release := f.stale("nodes")
-	f.deleteNode("n")
-	f.patchNode("n", fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, f.optOut, disabled))
-	use()
-	f.start()
-	f.eventually("removal of the finalizer", func(context.Context) error {
-		if len(f.asked("PATCH nodes/n")) == 0 {
-			return errors.New("not tried")
-		}
-		return nil
-	})
-	f.finalizers("n", f.cfg.NodeFinalizer)
-	release()
-	f.event("Node", f.name("n"), "NodeCleanupSkipped", f.optOut) // its record ends at once, as it has no volume
-	f.nodeDeleted("n")
-}
-
 // TestLimitOutlivesTheLeader: nodes that one leader cleaned up count for the next one.
 func TestLimitOutlivesTheLeader(t *testing.T) {
 	f := scenario(t, nil)
@@ -242,21 +220,6 @@ func TestTopologyKeyIsUnknown(t *testing.T) {
 			f.stays(2*shortGrace, pvc)
 		})
 	}
-	t.Run("finalizers_stay_where_volumes_are", func(t *testing.T) {
-		f := scenario(t, manage)
-		f.nodeAs("n", "id", "id")
-		f.bound("a", "id")
-		f.start()
-		f.finalizers("n", f.cfg.NodeFinalizer)
-		f.finalizers("keep", f.cfg.NodeFinalizer)
-		f.registered("n", "")
-		f.registered("keep", "")
-		f.finalizers("keep") // without volumes
-		f.passed(time.Now(), 2*shortGrace)
-		f.finalizers("n", f.cfg.NodeFinalizer)
-		f.removeVolume("pv-a")
-		f.finalizers("n")
-	})
 }
 
 // TestReturnByItsName: a node that returns with another label is still the lost one, until it is deleted again.

@@ -61,11 +61,11 @@ func (t *term) sync(ctx context.Context, value string) (next time.Time, err erro
 					t.c.notify.step(v, t.policy.nextStep(v, c.now))
 				}
 			}
-			next, err = t.protect(ctx, h)
+			err = t.protect(ctx, h)
 			if !h.recorded && (h.state == present || !h.leaves()) {
 				t.forget(value)
 			}
-			next = earliest(next, st.next)
+			next = st.next
 		case hostRecord, hostEnd:
 			again, next, err = t.changeRecord(ctx, h, st)
 		case hostCheckLost:
