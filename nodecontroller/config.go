@@ -84,7 +84,7 @@ func Empty() *Config {
 	d := DefaultConfig()
 	return &Config{MinMissingGrace: d.MinMissingGrace, Settings: nodecleanup.Settings{
 		NodeCleanupResourceSweep: d.NodeCleanupResourceSweep, ClockGap: d.ClockGap,
-		LookInterval: d.LookInterval, PodQuarantine: d.PodQuarantine,
+		LookInterval: d.LookInterval,
 	}}
 }
 

@@ -37,10 +37,8 @@ func (t *observer) verdict(ctx context.Context) verdict {
 		r, _ := t.records.get(host)
 		held = held || r.opens()
 		m := t.recall(host)
-		last, _ := t.c.index.lastSeen(host)
-		leaving := m.pending && !m.planned && last.cordoned && last.uid != m.host.last.uid // its events are being processed
 		unkept := !m.pending && slices.ContainsFunc(m.keepers, func(h string) bool { return !t.c.index.stays(h) })
-		if m.host == nil || leaving || unkept {
+		if m.host == nil || unkept {
 			_, err := t.gather(ctx, host)
 			m = t.recall(host)
 			if err != nil {

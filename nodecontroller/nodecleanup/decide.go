@@ -54,7 +54,7 @@ func (p Policy) recordOf(h host, c cluster) (LostNode, bool) {
 // interrupted returns the record of a loss that may have ended. A later absence has its full grace, and neither
 // an approval nor a planned removal applies to it.
 func (r LostNode) interrupted() LostNode {
-	r.Since, r.Approved, r.ApprovedAll, r.Planned, r.Cordoned = time.Time{}, time.Time{}, false, false, false
+	r.Since, r.Approved, r.ApprovedAll, r.Planned = time.Time{}, time.Time{}, false, false
 	return r
 }
 
@@ -70,14 +70,14 @@ func (r LostNode) exempt() bool { return r.Planned || !r.Approved.IsZero() }
 func (h host) recordOfDeleting() LostNode {
 	r, node := h.record, h.nodes[0]
 	if r.UID != node.UID {
-		next := LostNode{Value: r.Value, Acted: r.Acted, Cordoned: node.Spec.Unschedulable}
+		next := LostNode{Value: r.Value, Acted: r.Acted}
 		if r.UID == "" {
 			next.Held = r.Held
 		}
 		r = next
 	}
 	r.Node, r.UID, r.Since = node.Name, node.UID, time.Time{}
-	r.Planned = r.Planned || r.Cordoned && h.drained
+	r.Planned = r.Planned || node.Spec.Unschedulable && h.drained
 	return r
 }
 
@@ -89,13 +89,11 @@ func (h host) recordOfMissing() LostNode {
 	switch {
 	case node.name == "":
 		return r
-	case h.recorded && r.UID == node.uid: // it may have opted out last, and been drained during its deletion
+	case h.recorded && r.UID == node.uid: // it may have opted out last
 		r.OptedOut = r.OptedOut || node.optedOut && !node.recorded
-		r.Planned = r.Planned || r.Since.IsZero() && r.Cordoned && h.drained
 		return r
 	case another:
-		r = LostNode{Value: r.Value, Acted: r.Acted, Cordoned: node.cordoned, Planned: node.cordoned && h.drained,
-			OptedOut: r.OptedOut && r.Since.IsZero()}
+		r = LostNode{Value: r.Value, Acted: r.Acted, OptedOut: r.OptedOut && r.Since.IsZero()}
 	case r.UID != "": // the record is newer than what this process saw
 		return r
 	}

@@ -25,7 +25,8 @@
 //
 // The breaker holds the hosts with something to delete if too many are lost at the same time. Only an
 // approval for this loss, or the return of the Node, ends a hold. A removal is planned, and neither
-// counted nor held from then on, if its Node was cordoned and no pod used a volume on it any more when it was deleted.
+// counted nor held from then on, if its Node is found unschedulable, without a running pod that uses its volumes, while it waits
+// for our finalizer.
 //
 // An approval for all ([LostNode].ApprovedAll) takes the place of the opt-in, if it was given for each node of a volume.
 //

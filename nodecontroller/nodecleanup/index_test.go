@@ -14,37 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestDeletionIsMissed: an informer that finds no Node any more when it lists them calls the handler with the last known version.
-func TestDeletionIsMissed(t *testing.T) {
-	for name, tc := range map[string]struct {
-		end    func(c *Controller, last *corev1.Node)
-		missed bool
-	}{
-		"a_list_lacks_it": {func(c *Controller, last *corev1.Node) { c.index.dropNode(last, "", time.Now()) }, true},
-		"a_list_has_another": {func(c *Controller, last *corev1.Node) {
-			c.nodeUpdated(last, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "v", ResourceVersion: "9",
-				Labels: map[string]string{worldKey: "other"}}})
-		}, true},
-		"observed": {func(c *Controller, last *corev1.Node) {
-			last = last.DeepCopy()
-			last.ResourceVersion = "9"
-			c.index.dropNode(last, "", time.Now())
-		}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := &Controller{index: newIndex(worldDriver, worldKey)}
-			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "1"}}
-			c.nodeChanged(node)
-			heartbeat := node.DeepCopy()
-			heartbeat.ResourceVersion = "2"
-			c.nodeUpdated(node, heartbeat)
-			if tc.end(c, heartbeat); c.index.deleted["n"].missed != tc.missed {
-				t.Errorf("the last state is %+v, want missed %v", c.index.deleted["n"], tc.missed)
-			}
-		})
-	}
-}
-
 // TestIndexOfDeletedNodesHasTheKey: Node n, the node of host id, opted out and was deleted. Its last state is that of host id
 // once the topology key is known.
 func TestIndexOfDeletedNodesHasTheKey(t *testing.T) {

@@ -14,14 +14,12 @@ import (
 
 // lastSeen is the last state of a Node that was deleted, or that has another host now.
 type lastSeen struct {
-	name               string
-	uid                types.UID
-	labels             map[string]string // for another topology key
-	cordoned, optedOut bool
-	at                 time.Time
-	recorded           bool // a record has the opt-out and decides from then on, as an administrator may remove it there
-	missed             bool // a list of all Nodes lacked it; its deletion was not observed
-	drained            bool // see [term.drained]
+	name     string
+	uid      types.UID
+	labels   map[string]string // for another topology key
+	optedOut bool
+	at       time.Time
+	recorded bool // a record has the opt-out and decides from then on, as an administrator may remove it there
 }
 
 // lastSeenAge bounds the memory for deleted nodes. The records outlive it.
@@ -40,14 +38,11 @@ func (i *index) slot(host string, uid types.UID) string {
 func (i *index) dropNode(node *corev1.Node, annotation string, now time.Time) []string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	known := i.nodes[node.Name]
 	delete(i.nodes, node.Name)
 	touched := i.rename(node.Name)
 	maps.DeleteFunc(i.deleted, func(_ string, l lastSeen) bool { return now.Sub(l.at) > lastSeenAge })
 	i.deleted[i.slot(hostOf(node, i.key), node.UID)] = lastSeen{name: node.Name, uid: node.UID, labels: node.Labels,
-		cordoned: node.Spec.Unschedulable, optedOut: optOut(annotation, node) != "", at: now,
-		// The event of a deletion has a later version than the Node.
-		missed: known == nil || known.ResourceVersion == node.ResourceVersion}
+		optedOut: optOut(annotation, node) != "", at: now}
 	return touched
 }
 

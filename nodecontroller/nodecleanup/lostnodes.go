@@ -23,14 +23,15 @@ import (
 
 // LostNode is the record of a host whose Node was deleted, or is being deleted.
 type LostNode struct {
-	Value    string    `json:"-"`                  // of the topology key; the key of the record
-	Node     string    `json:"node,omitempty"`     // name of the Node; empty if no process has seen it
-	UID      types.UID `json:"uid,omitempty"`      // of the Node
-	Since    time.Time `json:"since,omitzero"`     // the API server confirmed that no Node exists; zero: one may exist
-	Cordoned bool      `json:"cordoned,omitempty"` // the Node was unschedulable when its deletion was requested
-	Planned  bool      `json:"planned,omitempty"`  // and no pod used a volume of the driver on it any more
-	Held     string    `json:"held,omitempty"`     // [HeldByBreaker]: until an approval or the return of the Node
-	Approved time.Time `json:"approved,omitzero"`  // an administrator approved the clean-up after this loss
+	Value string    `json:"-"`              // of the topology key; the key of the record
+	Node  string    `json:"node,omitempty"` // name of the Node; empty if no process has seen it
+	UID   types.UID `json:"uid,omitempty"`  // of the Node
+	Since time.Time `json:"since,omitzero"` // the API server confirmed that no Node exists; zero: one may exist
+	// Planned means that the Node was drained: a check of it, while it was being deleted, found it unschedulable and no running
+	// pod that uses its volumes.
+	Planned  bool      `json:"planned,omitempty"`
+	Held     string    `json:"held,omitempty"`    // [HeldByBreaker]: until an approval or the return of the Node
+	Approved time.Time `json:"approved,omitzero"` // an administrator approved the clean-up after this loss
 	// ApprovedAll means that the approval includes volumes whose owners did not opt in.
 	ApprovedAll bool      `json:"approvedAll,omitempty"`
 	OptedOut    bool      `json:"optedOut,omitempty"` // the Node had opted out

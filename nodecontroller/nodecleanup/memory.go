@@ -81,7 +81,7 @@ func (r *memories) rememberHost(h host) {
 	r.remember(h.value, func(m *memory) {
 		record, _ := r.policy.recordOf(h, cluster{now: now})
 		m.host, m.pending = &h, h.state != present && r.policy.pending(h, now)
-		m.planned = record.Planned || h.state == unclear && !h.recorded && h.last.cordoned && h.drained // its CSINode is left
+		m.planned = record.Planned
 		clear(m.failed)
 		m.keepers = nil
 		for _, v := range h.volumes {

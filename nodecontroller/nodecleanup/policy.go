@@ -52,9 +52,6 @@ type Settings struct {
 
 	// ClockGap is the time without a check of the lost nodes after which their grace starts again.
 	ClockGap time.Duration `mapstructure:"-"`
-	// PodQuarantine is the time after the event of a Node's deletion in which its pods show whether it was drained: the pod
-	// garbage collector deletes them after 40 seconds, and the event may be late.
-	PodQuarantine time.Duration `mapstructure:"-"`
 	// LookInterval is the time between two checks of the lost nodes.
 	LookInterval time.Duration `mapstructure:"-"`
 }
@@ -69,7 +66,6 @@ func DefaultSettings() Settings {
 		NodeCleanupWindow: 10 * time.Minute, NodeCleanupMaxFraction: 0.1, NodeCleanupMinNodes: 1,
 		NodeCleanupQPS: 0.5, NodeCleanupBurst: 10, NodeCleanupResourceSweep: 30 * time.Minute, PVReleaseGrace: 10 * time.Minute,
 		ClockGap: 10 * time.Minute, LookInterval: 5 * time.Minute,
-		PodQuarantine: 30 * time.Second,
 	}
 }
 

@@ -32,6 +32,8 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 	hour, minute := now.Add(-time.Hour), now.Add(-time.Minute)
 	unparsable := LostNode{Held: HeldByBreaker, OptedOut: true, Unparsable: true}
 	p := newPolicy(settingsOf(0), worldDriver)
+	unschedulable := deletingNode("n", "u", minute, p.NodeFinalizer)
+	unschedulable.Spec.Unschedulable = true
 	for name, tc := range map[string]struct {
 		state   presence
 		record  LostNode
@@ -49,13 +51,16 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 			state: unclear, new: host{resources: true}, last: lastSeen{name: "n", uid: "u", optedOut: true, at: minute},
 			want: LostNode{Node: "n", UID: "u", OptedOut: true},
 		},
-		"drained_while_it_was_being_deleted": {
-			state: missing, record: LostNode{UID: "u", Cordoned: true}, last: lastSeen{name: "n", uid: "u", at: minute}, drained: true,
-			want: LostNode{UID: "u", Cordoned: true, Planned: true, Since: now},
+		"drained": {
+			state: deleting, record: LostNode{Node: "n", UID: "u"}, nodes: []*corev1.Node{unschedulable}, drained: true,
+			want: LostNode{Node: "n", UID: "u", Planned: true},
+		},
+		"unschedulable_and_used": {
+			state: deleting, record: LostNode{Node: "n", UID: "u"}, nodes: []*corev1.Node{unschedulable}, want: LostNode{Node: "n", UID: "u"},
 		},
 		"a_CSINode_appears": {
 			state:  unclear,
-			record: LostNode{Since: hour, Approved: hour, Planned: true, Cordoned: true, Held: HeldByBreaker, OptedOut: true},
+			record: LostNode{Since: hour, Approved: hour, Planned: true, Held: HeldByBreaker, OptedOut: true},
 			want:   LostNode{Held: HeldByBreaker, OptedOut: true},
 		},
 		"a_CSINode_is_left_of_a_Node_that_was_being_deleted": {
@@ -110,8 +115,8 @@ func TestUnboundVolumeKeepsItsResource(t *testing.T) {
 func TestCheckAfterAGap(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	hours := now.Add(-3 * time.Hour)
-	approved := LostNode{Node: "n", UID: "u", Since: hours, Approved: hours, Planned: true, Cordoned: true, Held: HeldByBreaker}
-	leaving := LostNode{Node: "n", UID: "u", Approved: hours, Planned: true, Cordoned: true}
+	approved := LostNode{Node: "n", UID: "u", Since: hours, Approved: hours, Planned: true, Held: HeldByBreaker}
+	leaving := LostNode{Node: "n", UID: "u", Approved: hours, Planned: true}
 	for name, tc := range map[string]struct {
 		record LostNode
 		last   time.Time
@@ -361,27 +366,6 @@ func TestSharedNodeIsReleased(t *testing.T) {
 	}
 }
 
-// TestPlannedWithACSINodeLeft: a drained Node counts as planned before its CSINode is deleted as well.
-func TestPlannedWithACSINodeLeft(t *testing.T) {
-	cordoned := lastSeen{name: "n", uid: "u", cordoned: true}
-	for name, tc := range map[string]struct {
-		h    host
-		want bool
-	}{
-		"drained":           {host{state: unclear, drained: true, last: cordoned}, true},
-		"in_use":            {host{state: unclear, last: cordoned}, false},
-		"not_cordoned":      {host{state: unclear, drained: true, last: lastSeen{name: "n", uid: "u"}}, false},
-		"a_loss_that_ended": {host{state: unclear, recorded: true, drained: true, last: cordoned}, false},
-		"missing":           {host{state: missing, drained: true, last: cordoned}, true},
-	} {
-		r := &memories{policy: newPolicy(settingsOf(0), worldDriver), hosts: map[string]*memory{}}
-		r.rememberHost(tc.h)
-		if m := r.recall(tc.h.value); m.planned != tc.want {
-			t.Errorf("%s: planned is %v, want %v", name, m.planned, tc.want)
-		}
-	}
-}
-
 // TestVolumeOfTwoNodes: a lost node counts for the breaker once each node of a volume is lost, and the owners are told of a
 // deletion then only.
 func TestVolumeOfTwoNodes(t *testing.T) {
@@ -446,7 +430,7 @@ func TestHoldOfADrainedNode(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	p, c := newPolicy(settingsOf(0), worldDriver), cluster{now: now, readyNode: true, checked: now}
 	h := host{value: "n", state: missing, recorded: true}
-	h.record = LostNode{Value: "n", Since: now.Add(-time.Hour), Cordoned: true, Planned: true}
+	h.record = LostNode{Value: "n", Since: now.Add(-time.Hour), Planned: true}
 	for _, open := range []bool{false, true} {
 		c.open = open
 		if found := p.mayClean(target{hosts: []host{h}}, c); len(found) > 0 {

@@ -437,63 +437,63 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 func TestPlannedRemoval(t *testing.T) {
 	t.Parallel()
 	cordon := func(f *fixture, n string) { f.patchNode(n, `{"spec":{"unschedulable":true}}`) }
-	for name, finalizer := range map[string]bool{"with_our_finalizer": true, "without": false} {
-		t.Run(name, func(t *testing.T) {
-			f := scenario(t, nil)
-			nodes := []string{"n1", "n2", "n3"}
-			for _, n := range nodes {
-				f.node(n)
-				if finalizer {
-					f.patchNode(n, `{"metadata":{"finalizers":["`+f.cfg.NodeFinalizer+`"]}}`)
-				}
-				f.bound("c"+n, n)
-				cordon(f, n)
-			}
-			f.start()
-			f.observed("cn3")
-			f.eventually("the cache of pods is complete", func(context.Context) error { // else no Node counts as drained
-				if !f.c.pods.Synced() {
-					return errors.New("it is not")
-				}
-				return nil
-			})
-			for _, n := range nodes {
-				f.deleteNode(n)
-			}
-			for _, n := range nodes {
-				f.claimDeleted("c" + n)
-				f.nodeDeleted(n)
-			}
-			if open := f.messages("CSIDriver", f.driver, "NodeCleanupBreakerOpen"); len(open) > 0 {
-				t.Errorf("the breaker opened: %q", open)
-			}
-			// A planned removal does not make room for an unplanned loss either, nor does it use it up.
-			f.node("m")
-			f.bound("m", "m")
-			f.observed("m")
-			f.deleteNode("m")
-			f.claimDeleted("m")
-		})
-	}
-	t.Run("a_pod_uses_a_volume", func(t *testing.T) {
+	t.Run("with_our_finalizer", func(t *testing.T) {
 		f := scenario(t, nil)
-		var claims []*corev1.PersistentVolumeClaim
-		for _, n := range []string{"n1", "n2", "n3"} {
-			f.node(n)
-			_, pvc := f.bound("c"+n, n)
-			claims = append(claims, pvc)
-			f.pod("p"+n, "c"+n, f.name(n))
+		nodes := []string{"n1", "n2", "n3"}
+		for _, n := range nodes {
+			f.node(n, f.cfg.NodeFinalizer)
+			f.bound("c"+n, n)
 			cordon(f, n)
 		}
 		f.start()
 		f.observed("cn3")
-		for _, n := range []string{"n1", "n2", "n3"} {
+		f.eventually("the cache of pods is complete", func(context.Context) error { // else no Node counts as drained
+			if !f.c.pods.Synced() {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+		for _, n := range nodes {
 			f.deleteNode(n)
 		}
-		f.metric(1, breakerOpen)
-		f.held("n3")
-		f.stays(2*shortGrace, claims[2])
+		for _, n := range nodes {
+			f.claimDeleted("c" + n)
+			f.nodeDeleted(n)
+		}
+		if open := f.messages("CSIDriver", f.driver, "NodeCleanupBreakerOpen"); len(open) > 0 {
+			t.Errorf("the breaker opened: %q", open)
+		}
+		// A planned removal does not make room for an unplanned loss either, nor does it use it up.
+		f.node("m")
+		f.bound("m", "m")
+		f.observed("m")
+		f.deleteNode("m")
+		f.claimDeleted("m")
 	})
+	for name, used := range map[string]bool{"a_pod_uses_a_volume": true, "without_our_finalizer": false} {
+		t.Run(name, func(t *testing.T) {
+			f := scenario(t, nil)
+			var claims []*corev1.PersistentVolumeClaim
+			for _, n := range []string{"n1", "n2", "n3"} {
+				f.node(n)
+				if used {
+					f.patchNode(n, `{"metadata":{"finalizers":["`+f.cfg.NodeFinalizer+`"]}}`)
+					f.pod("p"+n, "c"+n, f.name(n))
+				}
+				_, pvc := f.bound("c"+n, n)
+				claims = append(claims, pvc)
+				cordon(f, n)
+			}
+			f.start()
+			f.observed("cn3")
+			for _, n := range []string{"n1", "n2", "n3"} {
+				f.deleteNode(n)
+			}
+			f.metric(1, breakerOpen)
+			f.held("n3")
+			f.stays(2*shortGrace, claims[2])
+		})
+	}
 	t.Run("a_pod_uses_a_volume_whose_claim_is_deleted", func(t *testing.T) {
 		f := scenario(t, nil)
 		f.node("n")
@@ -510,73 +510,5 @@ func TestPlannedRemoval(t *testing.T) {
 		f.observed("m")
 		f.deleteNode("m")
 		f.held("m") // the breaker counts n
-	})
-	for name, tc := range map[string]struct{ used, missed bool }{
-		"a_CSINode_is_left": {},
-		"the_pod_garbage_collector_has_deleted_the_pods": {used: true},
-		"the_deletion_is_missed":                         {missed: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := scenario(t, func(f *fixture) { f.cfg.PodQuarantine = 2 * shortGrace })
-			expire := make(chan struct{})
-			if !tc.missed {
-				close(expire)
-			}
-			f.expiring("nodes", expire)
-			nodes := []string{"n1", "n2", "n3"}
-			for _, n := range nodes {
-				f.node(n)
-				f.bound("c"+n, n)
-				cordon(f, n)
-				if tc.used {
-					f.pod("p"+n, "c"+n, f.name(n))
-				}
-			}
-			f.start()
-			f.observed("cn3")
-			for _, n := range nodes {
-				f.must(f.client.CoreV1().Nodes().Delete(t.Context(), f.name(n), metav1.DeleteOptions{}))
-			}
-			f.passed(time.Now(), 3*shortGrace)
-			for _, n := range nodes {
-				if tc.used {
-					f.must(f.client.CoreV1().Pods(f.ns).Delete(t.Context(), "p"+n, *metav1.NewDeleteOptions(0)))
-					cached(f, *f.c.pods, f.ns+"/p"+n, func(_ *corev1.Pod, ok bool) bool { return !ok })
-				}
-			}
-			if tc.missed {
-				close(expire)
-			}
-			for _, n := range nodes {
-				f.must(f.client.StorageV1().CSINodes().Delete(t.Context(), f.name(n), metav1.DeleteOptions{}))
-			}
-			planned := !tc.used && !tc.missed
-			for _, n := range nodes {
-				if r := f.missing(n); r.Planned != planned {
-					t.Errorf("the record is %+v", r)
-				}
-				if planned {
-					f.claimDeleted("c" + n)
-				}
-			}
-			if !planned {
-				f.metric(1, breakerOpen)
-			}
-		})
-	}
-	t.Run("cordoned_after_its_deletion", func(t *testing.T) {
-		f := scenario(t, func(f *fixture) { f.cfg.NodeDeleteGrace = time.Hour })
-		for _, n := range []string{"n1", "n2", "n3"} {
-			f.node(n, f.cfg.NodeFinalizer)
-			f.bound("c"+n, n)
-		}
-		f.start()
-		f.observed("cn3")
-		for _, n := range []string{"n1", "n2", "n3"} {
-			f.deleteNode(n)
-			f.untilRecord(n, "exists", func(r *LostNode) bool { return r != nil })
-			cordon(f, n)
-		}
-		f.metric(1, breakerOpen)
 	})
 }

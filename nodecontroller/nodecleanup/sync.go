@@ -139,27 +139,18 @@ func (t *term) gatherHost(ctx context.Context, value string) (host, error) {
 	return h, nil
 }
 
-// drained reports whether the Node of h was drained: no pod on it uses a volume of h, or none did when it was deleted. It
-// returns false without a complete cache of pods, and if it is first called when the pod garbage collector may have deleted
-// the pods.
+// drained reports whether no running pod uses a volume of h on its Nodes, which are being deleted. It returns false without a
+// complete cache of pods.
 func (t *term) drained(h host) bool {
-	deleted := h.state != deleting
-	switch {
-	case deleted && h.last.drained:
-		return true
-	case deleted && (h.last.missed || time.Since(h.last.at) >= t.policy.PodQuarantine), t.c.pods == nil || !t.c.pods.Synced():
+	if h.state != deleting || t.c.pods == nil || !t.c.pods.Synced() {
 		return false
 	}
-	used := slices.ContainsFunc(h.volumes, func(v volume) bool {
+	return !slices.ContainsFunc(h.volumes, func(v volume) bool {
 		ref := v.pv.Spec.ClaimRef // v.claim is nil once the claim is being deleted, which its pods delay
 		return namesClaim(ref) && slices.ContainsFunc(t.c.pods.ByIndex(kube.ByClaim, ref.Namespace+"/"+ref.Name), func(p *corev1.Pod) bool {
 			return runs(p) && slices.Contains(h.names(), p.Spec.NodeName)
 		})
 	})
-	if deleted && !used {
-		t.c.index.amend(h.value, h.last.uid, func(l *lastSeen) { l.drained = true })
-	}
-	return !used
 }
 
 // changeRecord writes or ends the record of a host, if the API server confirms its state.
