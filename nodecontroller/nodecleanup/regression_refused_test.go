@@ -378,8 +378,8 @@ func TestApproveCommand(t *testing.T) {
 	}
 	f.stays(shortGrace, claims[0], claims[1])
 	request.Yes = true
-	if err := Approve(t.Context(), f.cfg, f.client, ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("keep")}, Yes: true},
-		&strings.Builder{}); !errors.Is(err, ErrRefused) {
+	refused := ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("keep")}, Yes: true}
+	if err := Approve(t.Context(), f.cfg, f.client, refused, &strings.Builder{}); !errors.Is(err, ErrRefused) {
 		t.Errorf("approval of a node that exists: %v", err)
 	}
 	f.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller may write its records

@@ -56,7 +56,8 @@ func TestRecordOfAnotherLoss(t *testing.T) {
 			want: LostNode{Node: "n", UID: "u", Planned: true},
 		},
 		"unschedulable_and_used": {
-			state: deleting, record: LostNode{Node: "n", UID: "u"}, nodes: []*corev1.Node{unschedulable}, want: LostNode{Node: "n", UID: "u"},
+			state: deleting, record: LostNode{Node: "n", UID: "u"}, nodes: []*corev1.Node{unschedulable},
+			want: LostNode{Node: "n", UID: "u"},
 		},
 		"a_CSINode_appears": {
 			state:  unclear,

@@ -103,7 +103,8 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f, claims := twoHeld(t, nil)
 		f.onlyWrites()
 		for _, tc := range []struct{ approve, until, why string }{
-			{"*", in(time.Hour), "Name the nodes"}, {f.name("n1"), in(time.Hour), "approve-until"}, {f.name("keep"), "", "no such node is lost"},
+			{"*", in(time.Hour), "Name the nodes"}, {f.name("n1"), in(time.Hour), "approve-until"},
+			{f.name("keep"), "", "no such node is lost"},
 		} {
 			f.changeRecords(func(cm *corev1.ConfigMap) {
 				cm.Annotations[AnnotationApprove] = tc.approve
