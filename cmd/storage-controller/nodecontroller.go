@@ -66,8 +66,8 @@ record of the node. Exit code 3: the node is not lost, or the mode deletes nothi
 // newCleanupCommand returns the command that approve replaces.
 func newCleanupCommand() *cobra.Command {
 	return &cobra.Command{Use: "cleanup", Hidden: true, DisableFlagParsing: true, RunE: func(*cobra.Command, []string) error {
-		return &exitError{errors.New("nodecontroller cleanup was removed: use nodecontroller approve, with --node-cleanup=claims or volumes"),
-			exitUsage}
+		const instead = "use nodecontroller approve, with --node-cleanup=claims or volumes"
+		return &exitError{errors.New("nodecontroller cleanup was removed: " + instead), exitUsage}
 	}}
 }
 

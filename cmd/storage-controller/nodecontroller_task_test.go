@@ -88,7 +88,8 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 		if code, _, stderr := command("approve", "--yes"); code != exitFailure || !strings.Contains(stderr, "Name the nodes") {
 			t.Errorf("without a node: %d %q", code, stderr)
 		}
-		if code, stdout, stderr := command("approve", "--held", "--all", "--yes", "--namespace="+ns); code != 0 || approved() != "n1=all" {
+		if code, stdout, stderr := command("approve", "--held", "--all", "--yes", "--namespace="+ns); code != 0 ||
+			approved() != "n1=all" {
 			t.Errorf("%d %q %q, approved %q", code, stdout, stderr, approved())
 		}
 	})
