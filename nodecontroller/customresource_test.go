@@ -18,7 +18,8 @@ func TestParseResource(t *testing.T) {
 		Finalizer: "topolvm.io/logicalvolume",
 		MarkKey:   "topolvm.io/pendingdeletion", MarkValue: "true", When: WhenNodeTerminating,
 	}
-	least := CustomResource{Resource: logicalVolumes.Resource, NodeField: []string{"nodeName"}, HandleField: []string{"id"}, When: WhenNodeGone}
+	least := CustomResource{Resource: logicalVolumes.Resource, NodeField: []string{"nodeName"}, HandleField: []string{"id"},
+		When: WhenNodeGone}
 	spaced := least
 	spaced.Finalizer, spaced.MarkKey, spaced.MarkValue = "x.y/z", "x.y/a", "b=c"
 	for text, want := range map[string]CustomResource{

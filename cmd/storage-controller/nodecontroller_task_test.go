@@ -95,7 +95,8 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 	})
 	t.Run("055_no_API_server", func(t *testing.T) {
 		path := kubetest.WriteKubeconfig(t, &rest.Config{Host: "http://127.0.0.1:1"})
-		code, _, stderr := output(t, "storage-controller", "nodecontroller", "approve", "n", "--yes", "--driver-name="+driver, "--kubeconfig="+path)
+		code, _, stderr := output(t, "storage-controller", "nodecontroller", "approve", "n", "--yes", "--driver-name="+driver,
+			"--kubeconfig="+path)
 		if code != exitFailure || !strings.Contains(stderr, "connection refused") {
 			t.Errorf("%d %q", code, stderr)
 		}

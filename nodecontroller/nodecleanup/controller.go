@@ -431,9 +431,9 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 	if failed != nil {
 		for _, node := range r.overdue(t.cfg.Settings) {
 			if t.cfg.optOut("Node", node) != "" {
-				p.Problems = append(p.Problems, Reason{Check: CheckForbidden, Name: "Unrecorded", Node: node.Name, Message: "The Node has " +
-					"opted out of the cleanup. It keeps its finalizer until the opt-out can be written to ConfigMap " +
-					ConfigMapName(t.cfg.Driver)})
+				p.problem(CheckForbidden, "Unrecorded", "The Node has opted out of the cleanup. It keeps its finalizer until the opt-out "+
+					"can be written to ConfigMap %s", ConfigMapName(t.cfg.Driver))
+				p.Problems[len(p.Problems)-1].Node = node.Name
 			}
 		}
 	}

@@ -177,8 +177,8 @@ func (h HostPlan) events(s Settings, before HostPlan) (all []news) {
 			continue
 		}
 		if lost {
-			all = append(all, st.Item.of(corev1.EventTypeWarning, reasonMissing, fmt.Sprintf("Node %s of this volume is missing. Mode %s: %s",
-				h.Name(), s.mode(), h.follows(s, st)))...)
+			message := fmt.Sprintf("Node %s of this volume is missing. Mode %s: %s", h.Name(), s.mode(), h.follows(s, st))
+			all = append(all, st.Item.of(corev1.EventTypeWarning, reasonMissing, message)...)
 		}
 		i := slices.IndexFunc(before.Steps, func(was Step) bool {
 			return was.Item.Volume != nil && was.Item.Volume.UID == st.Item.Volume.UID && was.Kind != KindResource

@@ -45,7 +45,8 @@ func TestModeOfLostNodes(t *testing.T) {
 	for mode, severity := range map[nodecleanup.Mode]Severity{
 		nodecleanup.ModeReport: Blocked, nodecleanup.ModeClaims: Waiting, nodecleanup.ModeVolumes: Waiting, "": Waiting,
 	} {
-		for _, record := range []nodecleanup.LostNode{{Node: "n", Since: now, Next: "x"}, {Node: "n", Since: now, Approved: now, Next: "x"}} {
+		for _, approved := range []time.Time{{}, now} {
+			record := nodecleanup.LostNode{Node: "n", Since: now, Approved: approved, Next: "x"}
 			e := &explanation{facts: &facts{now: now}}
 			explainLostNode(e, lostNode{record, "d", "ns", mode})
 			if got := e.findings[0]; got.Severity != severity || got.Next != "x." {
