@@ -65,7 +65,7 @@ func TestEarlierRecords(t *testing.T) {
 	}
 }
 
-// TestNextIsOmitted checks that many records omit what is for people, so that they fit in a ConfigMap.
+// TestNextIsOmitted checks that many records omit their text for people, so that they fit in a ConfigMap.
 func TestNextIsOmitted(t *testing.T) {
 	r := Records{Lost: map[string]LostNode{}}
 	for i := range maxNext + 1 {
