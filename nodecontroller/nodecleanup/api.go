@@ -19,8 +19,8 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// api is the [reader] that reads from the API server. An error of a read never means that an object does not exist.
-type api struct {
+// apiServer is the [reader] that reads from the API server. An error of a read never means that an object does not exist.
+type apiServer struct {
 	client    kubernetes.Interface
 	resources Resources     // nil: there are none
 	timeout   time.Duration // of one request
@@ -28,7 +28,7 @@ type api struct {
 
 // get returns the object with a name, or nil if it does not exist.
 func get[T any](
-	ctx context.Context, a api, kind, name string, request func(context.Context, string, metav1.GetOptions) (*T, error),
+	ctx context.Context, a apiServer, kind, name string, request func(context.Context, string, metav1.GetOptions) (*T, error),
 ) (*T, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
@@ -42,35 +42,35 @@ func get[T any](
 	return obj, nil
 }
 
-func (a api) volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
+func (a apiServer) volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
 	return get(ctx, a, "PersistentVolume", name, a.client.CoreV1().PersistentVolumes().Get)
 }
 
-func (a api) class(ctx context.Context, name string) (*storagev1.StorageClass, error) {
+func (a apiServer) class(ctx context.Context, name string) (*storagev1.StorageClass, error) {
 	return get(ctx, a, "StorageClass", name, a.client.StorageV1().StorageClasses().Get)
 }
 
-func (a api) namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
+func (a apiServer) namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
 	return get(ctx, a, "Namespace", name, a.client.CoreV1().Namespaces().Get)
 }
 
-func (a api) node(ctx context.Context, name string) (*corev1.Node, error) {
+func (a apiServer) node(ctx context.Context, name string) (*corev1.Node, error) {
 	return get(ctx, a, "Node", name, a.client.CoreV1().Nodes().Get)
 }
 
-func (a api) csiNode(ctx context.Context, name string) (*storagev1.CSINode, error) {
+func (a apiServer) csiNode(ctx context.Context, name string) (*storagev1.CSINode, error) {
 	return get(ctx, a, "CSINode", name, a.client.StorageV1().CSINodes().Get)
 }
 
-func (a api) configMap(ctx context.Context, namespace, driver string) (*corev1.ConfigMap, error) {
+func (a apiServer) configMap(ctx context.Context, namespace, driver string) (*corev1.ConfigMap, error) {
 	return get(ctx, a, "ConfigMap", ConfigMapName(driver), a.client.CoreV1().ConfigMaps(namespace).Get)
 }
 
-func (a api) claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+func (a apiServer) claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
 	return get(ctx, a, "PersistentVolumeClaim", name, a.client.CoreV1().PersistentVolumeClaims(namespace).Get)
 }
 
-func (a api) resource(ctx context.Context, name string) (*Resource, error) {
+func (a apiServer) resource(ctx context.Context, name string) (*Resource, error) {
 	if a.resources == nil {
 		return nil, nil
 	}
@@ -81,7 +81,7 @@ func (a api) resource(ctx context.Context, name string) (*Resource, error) {
 
 // list returns all objects, in pages that each have the timeout of a.
 func list[T runtime.Object, L runtime.Object](
-	ctx context.Context, a api, what string, page func(context.Context, metav1.ListOptions) (L, error),
+	ctx context.Context, a apiServer, what string, page func(context.Context, metav1.ListOptions) (L, error),
 ) ([]T, error) {
 	all, err := kube.ListAll[T](ctx, func(ctx context.Context, o metav1.ListOptions) (L, error) {
 		ctx, cancel := context.WithTimeout(ctx, a.timeout)
@@ -95,7 +95,7 @@ func list[T runtime.Object, L runtime.Object](
 }
 
 // nodes returns the Nodes with a label, or all of them for an empty selector, without the fields that are large and not used.
-func (a api) nodes(ctx context.Context, selector string) ([]*corev1.Node, error) {
+func (a apiServer) nodes(ctx context.Context, selector string) ([]*corev1.Node, error) {
 	return list[*corev1.Node](ctx, a, "Nodes", func(ctx context.Context, o metav1.ListOptions) (*corev1.NodeList, error) {
 		o.LabelSelector = selector
 		found, err := a.client.CoreV1().Nodes().List(ctx, o)
@@ -109,16 +109,16 @@ func (a api) nodes(ctx context.Context, selector string) ([]*corev1.Node, error)
 	})
 }
 
-func (a api) labelled(ctx context.Context, key, value string) ([]*corev1.Node, error) {
+func (a apiServer) labelled(ctx context.Context, key, value string) ([]*corev1.Node, error) {
 	return a.nodes(ctx, labels.SelectorFromSet(labels.Set{key: value}).String())
 }
 
-func (a api) pods(ctx context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error) {
+func (a apiServer) pods(ctx context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error) {
 	pods, err := list[*corev1.Pod](ctx, a, "Pods", a.client.CoreV1().Pods(claim.Namespace).List)
 	return slices.DeleteFunc(pods, func(p *corev1.Pod) bool { return !slices.Contains(kube.ClaimsOfPod(p), kube.Key(claim)) }), err
 }
 
-func (a api) attachments(ctx context.Context, volume string) (names []string, err error) {
+func (a apiServer) attachments(ctx context.Context, volume string) (names []string, err error) {
 	all, err := list[*storagev1.VolumeAttachment](ctx, a, "VolumeAttachments", a.client.StorageV1().VolumeAttachments().List)
 	for _, va := range all {
 		if pv := va.Spec.Source.PersistentVolumeName; pv != nil && *pv == volume {
@@ -139,7 +139,7 @@ type listed struct {
 
 // lists lists all Nodes and CSINodes, or all PersistentVolumes, in addition to what known has. The Nodes are listed last: a node
 // that appears in between has its Node.
-func (a api) lists(ctx context.Context, known listed, nodes, volumes bool) (l listed, err error) {
+func (a apiServer) lists(ctx context.Context, known listed, nodes, volumes bool) (l listed, err error) {
 	l = known
 	if nodes {
 		l.at = time.Now()

@@ -38,7 +38,7 @@ type ApproveRequest struct {
 // Approve prints the lost nodes and what the approval changes, and with Yes writes the approval. The controller consumes it. It
 // returns [ErrRefused] if a node has no record, or if the controller deletes nothing.
 func Approve(ctx context.Context, cfg Config, client kubernetes.Interface, request ApproveRequest, out io.Writer) error {
-	a := api{client: client, timeout: cfg.Timeout}
+	a := apiServer{client: client, timeout: cfg.Timeout}
 	cm, err := a.configMap(ctx, request.Namespace, request.Driver)
 	name := fmt.Sprintf("ConfigMap \"%s/%s\"", request.Namespace, ConfigMapName(request.Driver))
 	if err == nil && cm == nil {
@@ -106,7 +106,7 @@ func Approve(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 }
 
 // printNeverOptedIn prints the volumes and claims of approved hosts that only the approval agrees to delete.
-func (a api) printNeverOptedIn(ctx context.Context, s Settings, approved []string, out io.Writer) error {
+func (a apiServer) printNeverOptedIn(ctx context.Context, s Settings, approved []string, out io.Writer) error {
 	l, err := a.lists(ctx, listed{}, false, true)
 	if err != nil {
 		return err
@@ -141,7 +141,7 @@ func (a api) printNeverOptedIn(ctx context.Context, s Settings, approved []strin
 // controller was uninstalled. A running nodecontroller may add it again.
 func RemoveFinalizers(ctx context.Context, cfg Config, client kubernetes.Interface, yes bool, out io.Writer) error {
 	change := kube.MetadataPatch{RemoveFinalizers: []string{cfg.NodeFinalizer}}
-	nodes, err := api{client: client, timeout: cfg.Timeout}.nodes(ctx, "")
+	nodes, err := apiServer{client: client, timeout: cfg.Timeout}.nodes(ctx, "")
 	nodes = slices.DeleteFunc(nodes, func(n *corev1.Node) bool { return change.AppliedTo(n) })
 	for _, n := range nodes {
 		result := "would be removed"

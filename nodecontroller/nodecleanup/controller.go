@@ -189,8 +189,6 @@ const (
 	passInterval = time.Second
 	// passTime is the time after which a pass begins no further deletion.
 	passTime = 10 * time.Second
-	// maxListAge is the age of lists that still tell the names of missing hosts.
-	maxListAge = time.Minute
 	// waitInterval is the time between two failed passes while a Node waits for our finalizer.
 	waitInterval = 10 * time.Second
 )
@@ -210,9 +208,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	hostname, _ := os.Hostname()
 	t := &term{Controller: c, end: end, holder: hostname + "_" + string(uuid.NewUUID()), records: parseRecords(nil), tried: attempts{}}
-	live := api{c.deps.Client, c.deps.Resources, c.cfg.Timeout}
+	live := apiServer{c.deps.Client, c.deps.Resources, c.cfg.Timeout}
 	t.deleter = &deleter{
-		api: live, s: c.cfg.Settings, home: c.deps.Namespace, locks: c.deps.Locks, limiter: c.limiter, metrics: c.metrics,
+		apiServer: live, s: c.cfg.Settings, home: c.deps.Namespace, locks: c.deps.Locks, limiter: c.limiter, metrics: c.metrics,
 		send: c.send, losses: c.losses.Load,
 	}
 	t.caches = caches{c, live, expiring.NewExpiring()}
@@ -249,7 +247,7 @@ func (t *term) pass(ctx context.Context, _ string) (next time.Time, err error) {
 	if err != nil {
 		for _, node := range r.overdue(t.cfg.Settings) {
 			if t.cfg.optOut("Node", node) == "" {
-				err = errors.Join(err, t.deleter.release(ctx, timedOut(t.cfg.Settings, node)))
+				err = errors.Join(err, t.deleter.release(ctx, r.world.Key, timedOut(t.cfg.Settings, node)))
 			}
 		}
 		return t.retry(r, r.plan.Next, err)
@@ -322,9 +320,15 @@ func (t *term) store(cm *corev1.ConfigMap) {
 // decide plans with the caches, and again with the lists that the plan needs. The plan is complete without them, if they fail with
 // the error: nothing that depends on them is done.
 func (t *term) decide(ctx context.Context) (r round, err error) {
-	l, fresh := t.listed, false
+	l, fresh, failed := t.listed, false, maps.Clone(t.tried)
+	maps.DeleteFunc(failed, func(_ types.UID, a attempt) bool { return !a.Until.IsZero() })
 	for {
-		r.world = newWorld(ctx, t.cfg.Settings, t.objects(l, fresh), t.records, t.caches)
+		o := t.objects(l, fresh)
+		for uid, a := range failed { // the plan has their reasons, however long the pass took
+			a.Until = o.Now.Add(a.delay)
+			t.tried[uid] = a
+		}
+		r.world = newWorld(ctx, t.cfg.Settings, o, t.records, t.caches)
 		r.plan = plan(t.cfg.Settings, r.world, t.records, t.tried)
 		nodes, volumes := r.plan.needsLists(r.world)
 		if !nodes && !volumes {
@@ -355,7 +359,7 @@ func (t *term) objects(l listed, fresh bool) objects {
 	now := time.Now()
 	o := objects{Now: now, Fresh: fresh, VolumesListed: l.volumesListed, Volumes: t.volumes.List(), Departed: t.departures.since(now)}
 	cached := t.nodes.List()
-	if now.Sub(l.at) < maxListAge {
+	if now.Sub(l.at) < listAge {
 		o.Listed = l.at
 		l.nodes, l.csiNodes = t.departures.without(l)
 	} else {
@@ -466,7 +470,7 @@ func (t *term) carryOut(ctx context.Context, r round) (next time.Time, err error
 		}
 		for _, release := range h.Releases {
 			if _, waits := t.waits(r, release.Node); !waits {
-				work[2][release.Node.UID] = func() error { return t.deleter.release(ctx, release) }
+				work[2][release.Node.UID] = func() error { return t.deleter.release(ctx, r.world.Key, release) }
 			}
 		}
 	}
@@ -485,7 +489,9 @@ func (t *term) carryOut(ctx context.Context, r round) (next time.Time, err error
 			return next, err
 		}
 	}
-	maps.DeleteFunc(t.tried, func(_ types.UID, a attempt) bool { return r.world.Now.Sub(a.Until) > departedAge })
+	maps.DeleteFunc(t.tried, func(_ types.UID, a attempt) bool {
+		return !a.Until.IsZero() && r.world.Now.Sub(a.Until) > departedAge
+	})
 	return next, nil
 }
 
@@ -515,7 +521,7 @@ func (t *term) do(ctx context.Context, work map[types.UID]func() error, next, en
 				over = err
 			default:
 				klog.FromContext(ctx).Error(err, "Cleanup after a lost node failed", "uid", uid)
-				t.tried[uid] = t.tried[uid].next(time.Now(), err, t.cfg.RetryIntervalStart, t.cfg.RetryIntervalMax)
+				t.tried[uid] = t.tried[uid].next(err, t.cfg.RetryIntervalStart, t.cfg.RetryIntervalMax)
 			}
 			return nil
 		})

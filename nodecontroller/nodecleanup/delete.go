@@ -26,7 +26,7 @@ import (
 
 // deleter deletes what a pass has found due.
 type deleter struct {
-	api
+	apiServer
 	s       Settings
 	home    string // namespace of the ConfigMap
 	locks   *keylock.Locks[string]
@@ -68,7 +68,7 @@ func (d *deleter) facts(ctx context.Context, r round, st Step) (f facts, moment 
 	if cm != nil && cm.Annotations[AnnotationHolder] != r.plan.Records.Holder {
 		return f, moment, errNotHolder
 	}
-	f, err = liveFacts(ctx, d.s, d.api, r.world, r.plan, st)
+	f, err = liveFacts(ctx, d.s, d.apiServer, r.world, r.plan, st)
 	f.Changed = cm == nil || cm.ResourceVersion != r.version || d.losses() != r.losses
 	f.Now = time.Now()
 	return f, moment, err
@@ -110,8 +110,6 @@ func (d *deleter) deleteLocked(ctx context.Context, r round, st Step) error {
 		return errChanged
 	case len(reasons) > 0:
 		return refusedError{reasons[0]}
-	case r.world.Listed.IsZero() && len(f.with(missing)) > 0: // no list has the further names of its nodes
-		return errOutdated
 	}
 	if st.limited(r) && !d.limiter.Allow() {
 		return errLimited
@@ -217,15 +215,14 @@ func (d *deleter) call(
 }
 
 const (
-	// minBackoff is the least time between two attempts. It is longer than that between two passes, so that the next plan has the
-	// reason.
+	// minBackoff is the least time between two attempts.
 	minBackoff = 2 * passInterval
 	// staleBackoff is the time after an attempt at what the caches know differently from the API server.
 	staleBackoff = 10 * time.Second
 )
 
-// next returns the attempt after a failed one, which waits from start to longest.
-func (a attempt) next(now time.Time, err error, start, longest time.Duration) attempt {
+// next returns the attempt after a failed one, which waits from start to longest after the next plan.
+func (a attempt) next(err error, start, longest time.Duration) attempt {
 	var refused refusedError
 	switch {
 	case errors.As(err, &refused):
@@ -243,7 +240,7 @@ func (a attempt) next(now time.Time, err error, start, longest time.Duration) at
 	if errors.Is(err, errOutdated) {
 		delay = staleBackoff
 	}
-	a.Failures, a.Until = a.Failures+1, now.Add(delay)
+	a.Failures, a.Until, a.delay = a.Failures+1, time.Time{}, delay
 	return a
 }
 
@@ -268,9 +265,9 @@ func isRefusal(err error) bool {
 		!apierrors.IsUnexpectedServerError(err)
 }
 
-// release removes our finalizer from a Node that is being deleted. Nothing is written if the Node has opted out since the plan:
-// the next pass records that first.
-func (d *deleter) release(ctx context.Context, r Release) error {
+// release removes our finalizer from a Node that is being deleted. Nothing is written if the Node has another opt-out, or another
+// host by the topology key, than in the plan: the next pass records that first.
+func (d *deleter) release(ctx context.Context, key string, r Release) error {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
 	moment := election.Now()
@@ -278,9 +275,9 @@ func (d *deleter) release(ctx context.Context, r Release) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("before its finalizer is removed: %w", err)
-	case live == nil || live.UID != r.Node.UID || live.DeletionTimestamp == nil:
+	case live == nil || live.UID != r.Node.UID:
 		return nil
-	case d.s.mode() != ModeOff && d.s.optOut("Node", live) != "" && d.s.optOut("Node", r.Node) == "":
+	case !r.permits(d.s, key, live):
 		return errOutdated
 	}
 	var consent any // as it was read: the owner may opt out meanwhile

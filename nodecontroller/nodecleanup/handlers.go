@@ -192,7 +192,7 @@ func (d *departures) without(l listed) (nodes []*corev1.Node, csiNodes []*storag
 // caches is the [reader] that reads from the caches. It reads Namespaces, which are not watched, from the API server.
 type caches struct {
 	c          *Controller
-	live       api
+	live       apiServer
 	namespaces *expiring.Expiring // that were read lately
 }
 

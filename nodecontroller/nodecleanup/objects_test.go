@@ -434,7 +434,7 @@ func (f *fixture) untouched(objects ...metav1.Object) {
 
 // records returns the records in the ConfigMap, by value.
 func (f *fixture) records(ctx context.Context) (map[string]LostNode, error) {
-	cm, err := api{client: f.client, timeout: time.Minute}.configMap(ctx, f.ns, f.driver)
+	cm, err := apiServer{client: f.client, timeout: time.Minute}.configMap(ctx, f.ns, f.driver)
 	return parseRecords(cm).Lost, err
 }
 

@@ -56,9 +56,19 @@ type Reason struct {
 
 func (r Reason) String() string { return r.Name + ": " + r.Message }
 
+// The names of the reasons that lists of the pass end.
+const (
+	nodesNotListed   = "NodesNotListed"
+	volumesNotListed = "VolumesNotListed"
+)
+
+// listAge is the age at which a list of all Nodes and CSINodes must be repeated before a deletion.
+const listAge = time.Minute
+
 // facts are what decides about one deletion.
 type facts struct {
 	Now, Checked  time.Time // Checked: last check of the lost nodes
+	Listed        time.Time // last list of all Nodes and CSINodes
 	Kind          Kind
 	Item          *item
 	Hosts         []hostFacts // of Item
@@ -143,7 +153,7 @@ func (f facts) releasedAt() time.Time {
 		return pv.Status.LastPhaseTransitionTime.Time
 	}
 	at := pv.CreationTimestamp.Time
-	if pv.DeletionTimestamp.After(at) {
+	if pv.DeletionTimestamp != nil && pv.DeletionTimestamp.After(at) {
 		at = pv.DeletionTimestamp.Time
 	}
 	for _, h := range f.Hosts {
@@ -273,6 +283,10 @@ func checkAbsence(_ Settings, f facts, refuse refuse) {
 	if len(f.Hosts) == 0 {
 		refuse(never, "NotLocal", "it belongs to no node")
 	}
+	// Host names and node IDs of a missing Node are known from lists only.
+	if len(f.with(missing)) > 0 && f.Now.Sub(f.Listed) > listAge {
+		refuse(never, nodesNotListed, "the Nodes were not listed within the last %v", listAge)
+	}
 	for _, h := range f.Hosts {
 		switch {
 		case h.Stale:
@@ -383,7 +397,7 @@ func checkOrder(s Settings, f facts, refuse refuse) {
 	pv, claim := f.Item.Volume, f.Item.Claim
 	switch {
 	case f.Kind == KindResource && pv == nil && !f.VolumesListed:
-		refuse(never, "VolumesNotListed", "a volume that the cache does not have may belong to it")
+		refuse(never, volumesNotListed, "a volume that the cache does not have may belong to it")
 	case f.Kind == KindResource && claim != nil && claim.DeletionTimestamp == nil:
 		refuse(never, "ClaimExists", "claim %s/%s of its volume is not being deleted", claim.Namespace, claim.Name)
 	case !f.volume():
@@ -407,8 +421,8 @@ func checkUnchanged(_ Settings, f facts, refuse refuse) {
 // factsOf returns the facts of an item as the world has them, with the records of a plan.
 func factsOf(s Settings, w world, p Plan, it *item) facts {
 	f := facts{
-		Now: w.Now, Checked: p.Records.Checked, Kind: nextKind(s, it), Item: it, KeyProblem: w.KeyProblem, Unlabelled: w.Unlabelled,
-		Ready: w.Ready, Open: p.Breaker.Open, VolumesListed: w.VolumesListed,
+		Now: w.Now, Checked: p.Records.Checked, Listed: w.Listed, Kind: nextKind(s, it), Item: it, KeyProblem: w.KeyProblem,
+		Unlabelled: w.Unlabelled, Ready: w.Ready, Open: p.Breaker.Open, VolumesListed: w.VolumesListed,
 	}
 	for _, value := range it.Values {
 		h := hostFacts{Value: value, Presence: present, Record: LostNode{Value: value}}

@@ -85,7 +85,8 @@ type attempts map[types.UID]attempt
 type attempt struct {
 	Reason   Reason // with [CheckForbidden] if the API server refused it, else [CheckFailed]
 	Failures int
-	Until    time.Time
+	Until    time.Time     // zero: no plan has had the reason yet
+	delay    time.Duration // from that plan to Until
 }
 
 // plan decides what a pass does. It has no side effects. tried are the failures of this term.
@@ -191,9 +192,12 @@ func (p *Plan) planRecords(s Settings, w world) {
 func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode, bool) {
 	before := r
 	r.Value = h.Value
+	gap := known && s.unwatched(r, w.Checked, w.Now)
 	switch {
-	case !isRecordable(h.Value) || r.Unparsable || h.Stale:
+	case !isRecordable(h.Value) || r.Unparsable || h.Stale && !gap:
 		return r, known
+	case h.Stale:
+		return r.interrupted(), known
 	case h.Presence == present:
 		returned := LostNode{Value: r.Value, Acted: r.Acted, Next: r.Next}
 		counts := known && !r.Planned && w.Now.Before(r.Acted.Add(s.NodeCleanupWindow)) // for the breaker
@@ -210,7 +214,7 @@ func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode,
 	case !known && h.Last != nil && h.Last.OptedOut && len(h.Nodes) == 0: // its CSINode is left
 		r.Node, r.UID, r.OptedOut = h.Last.Name, h.Last.UID, true
 	}
-	if known && s.unwatched(before, w.Checked, w.Now) {
+	if gap {
 		r = r.interrupted()
 	}
 	if h.Presence == missing && (r.Since.IsZero() || r.Since.After(w.Now)) {
@@ -244,17 +248,18 @@ func (n LostNode) deleting(s Settings, h *host) LostNode {
 	}
 	n.Node, n.UID, n.Since = node.Name, node.UID, time.Time{}
 	n.OptedOut = n.OptedOut || slices.ContainsFunc(h.Nodes, func(node *corev1.Node) bool { return s.optOut("Node", node) != "" })
-	n.Planned = n.Planned || s.Deletes() && node.Spec.Unschedulable && !h.Used // other modes do not read pods
+	acted := n.Acted.After(node.DeletionTimestamp.Time)                                  // the breaker counts it already
+	n.Planned = n.Planned || s.Deletes() && node.Spec.Unschedulable && !h.Used && !acted // other modes do not read pods
 	return n
 }
 
 // missing returns the record with the deleted Node that this process last saw, or nil. If that is another Node than the recorded
-// one, and not an earlier one, this is another loss.
+// one, and this process saw it after the recorded loss, this is another loss.
 func (n LostNode) missing(last *departed) LostNode {
 	switch {
-	case last == nil:
+	case last == nil || last.UID == n.UID && !n.Since.IsZero():
 		return n
-	case last.UID != n.UID && !n.Since.IsZero() && !last.Created.After(n.Since):
+	case last.UID != n.UID && !n.Since.IsZero() && !last.At.After(n.Since):
 		return n
 	case last.UID != n.UID && (n.UID != "" || !n.Since.IsZero()):
 		n = n.another(last.Created)
@@ -344,10 +349,11 @@ func (p *Plan) step(s Settings, w world, h *host, it *item, tried attempts) Step
 		st.Reasons = foreignFinalizers(s, it)
 		return st
 	}
-	listed := func(r Reason) bool { return r.Name == "VolumesNotListed" }
-	if !slices.ContainsFunc(st.Reasons, func(r Reason) bool { return !listed(r) }) {
-		p.wantsVolumes = p.wantsVolumes || len(st.Reasons) > 0
-		p.wantsNodes = p.wantsNodes || w.Listed.IsZero() && len(f.with(missing)) > 0
+	// Without these reasons, it is due.
+	if !slices.ContainsFunc(st.Reasons, func(r Reason) bool { return r.Name != nodesNotListed && r.Name != volumesNotListed }) {
+		for _, r := range st.Reasons {
+			p.wantsNodes, p.wantsVolumes = p.wantsNodes || r.Name == nodesNotListed, p.wantsVolumes || r.Name == volumesNotListed
+		}
 	}
 	failed, again := tried[it.target(st.Kind)]
 	st.Again = again
@@ -434,6 +440,14 @@ func releases(s Settings, w world, h *host, r LostNode, steps []Step) (all []Rel
 	return all
 }
 
+// permits reports whether the finalizer may be removed from live, the Node as it was read after the plan: it is the same Node of
+// the same host, and its opt-out is unchanged.
+func (r Release) permits(s Settings, key string, live *corev1.Node) bool {
+	annotation, seen := CleanupAnnotation(s.Driver), r.Node
+	return live.UID == seen.UID && live.DeletionTimestamp != nil && live.Annotations[annotation] == seen.Annotations[annotation] &&
+		hostOf(live.Name, live.Labels, key) == hostOf(seen.Name, seen.Labels, key)
+}
+
 // keepsFinalizer reports whether a Node that is being deleted keeps our finalizer. Else reason and message are for an event.
 func keepsFinalizer(
 	s Settings, w world, h *host, r LostNode, steps []Step, node *corev1.Node,
@@ -475,7 +489,9 @@ func timedOut(s Settings, node *corev1.Node) Release {
 // waits reports whether a Node that is being deleted waits for a step: it is due, was not judged, or has failed without an answer.
 // What the API server refused does not keep the Node.
 func (st Step) waits() bool {
-	passing := func(r Reason) bool { return r.Check == CheckFailed || r.Name == "VolumesNotListed" }
+	passing := func(r Reason) bool {
+		return r.Check == CheckFailed || r.Name == volumesNotListed || r.Name == nodesNotListed
+	}
 	refused := slices.ContainsFunc(st.Reasons, func(r Reason) bool { return !passing(r) })
 	return st.Kind != KindNone && (!refused || st.Item.Unread != nil)
 }

@@ -139,6 +139,7 @@ func TestMisspelledOptOut(t *testing.T) {
 	for _, value := range []string{enabled, disabled, "Disabled", "disable", "false", "off", ""} {
 		m := metav1.ObjectMeta{Name: "x", UID: "u", Annotations: map[string]string{annotation: value}}
 		node := &corev1.Node{ObjectMeta: m}
+		node.DeletionTimestamp = &metav1.Time{}
 		for _, kind := range []string{"PersistentVolume", "PersistentVolumeClaim", "StorageClass", "Namespace", "Node"} {
 			f := facts{Item: &item{Owners: map[string]metav1.Object{kind: &m}}}
 			if kind == "Node" {

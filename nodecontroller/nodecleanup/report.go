@@ -70,7 +70,7 @@ func (c *Controller) send(e news) {
 		}
 		e.object = node
 	default:
-		live := api{client: c.deps.Client, timeout: c.cfg.Timeout}
+		live := apiServer{client: c.deps.Client, timeout: c.cfg.Timeout}
 		driver, err := get(context.Background(), live, "CSIDriver", c.cfg.Driver, c.deps.Client.StorageV1().CSIDrivers().Get)
 		if err != nil || driver == nil {
 			driver = &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: c.cfg.Driver}}

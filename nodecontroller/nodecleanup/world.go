@@ -103,7 +103,7 @@ type host struct {
 	Presence presence
 	Nodes    []*corev1.Node // that it may mean
 	Leaving  []*corev1.Node // those that are being deleted and have no other host
-	Last     *departed      // its deleted Node, if this process has seen it
+	Last     *departed      // the last deleted Node that it may have meant, if this process has seen one
 	Items    []*item
 	Stale    bool // the cache has a Node of it that the lists of this pass lack
 	// Used reports whether a running pod uses a volume of it, or whether that is not known.
@@ -219,19 +219,18 @@ func (w *world) addHosts(r Records) {
 // addItems adds the volumes and custom resources with a host that has no Node that stays.
 func (w *world) addItems(ctx context.Context, s Settings, src reader, r Records) {
 	lost := func(value string) bool { return !w.stays[value] }
-	owner, handles := make([]string, len(w.Resources)), map[string]*item{}
+	owner, wanted, handles := make([]string, len(w.Resources)), map[string]bool{}, map[string]*item{}
 	for i, res := range w.Resources {
 		owner[i] = w.hostOfNode(res.Node, r)
 		if res.Handle != "" && lost(owner[i]) {
-			handles[res.Handle] = nil
+			wanted[res.Handle] = true
 		}
 	}
 	for _, pv := range w.Volumes {
 		if pv.Spec.CSI == nil || pv.Spec.CSI.Driver != s.Driver {
 			continue
 		}
-		_, wanted := handles[pv.Spec.CSI.VolumeHandle]
-		if !wanted && !anyValue(pv, w.Key, lost) {
+		if !wanted[pv.Spec.CSI.VolumeHandle] && !anyValue(pv, w.Key, lost) {
 			continue
 		}
 		it, err := readItem(ctx, s, src, w.Key, pv.Name)
@@ -317,7 +316,8 @@ func (w *world) place(s Settings, h *host, recorded string) {
 		}
 	}
 	for i, d := range w.Departed {
-		if hostOf(d.Name, d.Labels, w.Key) == h.Value && (h.Last == nil || d.At.After(h.Last.At)) {
+		means := slices.Contains([]string{d.Name, d.Labels[corev1.LabelHostname], hostOf(d.Name, d.Labels, w.Key)}, h.Value)
+		if means && (h.Last == nil || d.At.After(h.Last.At)) {
 			h.Last = &w.Departed[i]
 		}
 	}
@@ -421,12 +421,13 @@ func locate(s Settings, o objects, key, value, recorded string) (p presence, nod
 	}
 	for name, csiNode := range o.CSINodes {
 		d := kube.DriverOnNode(csiNode, s.Driver)
-		csi = csi || name == value || name == recorded || d != nil && d.NodeID == value
+		means := name == value || name == recorded || d != nil && d.NodeID == value
+		csi = csi || means && o.Nodes[name] == nil
 	}
 	switch {
 	case alive:
 		return present, nodes
-	case other || csi && !own:
+	case other || csi:
 		return unclear, nodes
 	case own:
 		return deleting, nodes
