@@ -745,7 +745,8 @@ func (r *run) editMap(edit func(cm *corev1.ConfigMap)) {
 
 func (r *run) approve(host, v int) {
 	r.editMap(func(cm *corev1.ConfigMap) {
-		cm.Annotations[AnnotationApprove] = []string{hostName(host), specOf(host).name, "*"}[min(2, v/3%8)%3] + []string{"", "", approveAll}[v%3]
+		name, all := []string{hostName(host), specOf(host).name, "*"}[min(2, v/3%8)%3], []string{"", "", approveAll}[v%3]
+		cm.Annotations[AnnotationApprove] = name + all
 	})
 }
 
