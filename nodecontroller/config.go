@@ -31,6 +31,8 @@ type Config struct {
 	LeaderElectionID string `mapstructure:"leader-election-id"`
 
 	nodecleanup.Settings `mapstructure:",squash"`
+	// NodeCleanupResource lists custom resources that are deleted with their nodes, see [ParseResource].
+	NodeCleanupResource []string `mapstructure:"node-cleanup-resource"`
 
 	PVCFinalizer          string                   `mapstructure:"pvc-finalizer"`
 	PVCFinalizerMode      pvcfinalizer.Mode        `mapstructure:"pvc-finalizer-mode"`
@@ -63,8 +65,6 @@ type Config struct {
 	// Explicit has the source of each setting that was set, by the name of its flag. If it is nil, every
 	// setting that differs from its default counts as set by a flag.
 	Explicit map[string]Origin `mapstructure:"-"`
-	// MinMissingGrace is the minimum of NodeMissingGrace. Tests lower it.
-	MinMissingGrace time.Duration `mapstructure:"-"`
 }
 
 // DefaultConfig returns the defaults. Names that are empty depend on the driver; see [Config.Resolve].
@@ -75,16 +75,14 @@ func DefaultConfig() Config {
 		Settings:         nodecleanup.DefaultSettings(),
 		PVCFinalizerMode: pvcfinalizer.ModeOff, PVCPodDeletion: pvcfinalizer.PodsOrphaned, PVCPodDeletionGrace: -1, ResizeNudge: true,
 		WebhookAddr: ":9443", WebhookCertMode: servingcert.Files, DefaultDeviceClass: "00default", ShutdownDelay: 5 * time.Second,
-		MinMissingGrace: time.Minute,
 	}
 }
 
 // Empty returns a configuration with only the values that no flag sets.
 func Empty() *Config {
 	d := DefaultConfig()
-	return &Config{MinMissingGrace: d.MinMissingGrace, Settings: nodecleanup.Settings{
-		NodeCleanupResourceSweep: d.NodeCleanupResourceSweep, UnregisteredGrace: d.UnregisteredGrace, ClockGap: d.ClockGap,
-		LookInterval: d.LookInterval, PodQuarantine: d.PodQuarantine,
+	return &Config{Settings: nodecleanup.Settings{
+		ClockGap: d.ClockGap, CheckInterval: d.CheckInterval, MinMissingGrace: d.MinMissingGrace,
 	}}
 }
 

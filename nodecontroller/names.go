@@ -8,12 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-
-	"github.com/storage-controller/storage-controller/election"
 )
-
-// provisionerFinalizer keeps a PersistentVolume until the driver has deleted the volume.
-const provisionerFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
 
 // derived returns the settings that follow from the name of the driver, by the names of their flags. They
 // are lower-case DNS subdomains, which the name of a driver need not be.
@@ -28,9 +23,7 @@ func derived(driver string) map[string]any {
 		"device-class-parameter":     d + "/device-class",
 		"resize-annotation":          d + "/last-resizefs-requested-at",
 		"leader-election-id":         LeaseName(driver),
-		// the attacher writes the name of the driver as the driver spells it
-		"pv-removable-finalizers": []string{provisionerFinalizer, "external-attacher/" + election.Sanitize(driver)},
-		"cert-dir":                filepath.Join(os.TempDir(), "k8s-webhook-server", "serving-certs"),
+		"cert-dir":                   filepath.Join(os.TempDir(), "k8s-webhook-server", "serving-certs"),
 	}
 }
 

@@ -45,7 +45,6 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 		"device-class-parameter":     "local.example.com/device-class",
 		"resize-annotation":          "local.example.com/last-resizefs-requested-at",
 		"leader-election-id":         "nodecontroller-leader-local-example-com",
-		"pv-removable-finalizers":    "external-provisioner.volume.kubernetes.io/finalizer, external-attacher/Local-Example-COM",
 		"driver-name":                "Local.Example.COM",
 	} {
 		if got := have[name]; got.Value != want || got.Origin != OriginDerived {
@@ -53,11 +52,11 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"node-cleanup": "report", "node-cleanup-scope": "opt-in", "node-cleanup-unbound": "ignore", "node-cleanup-retain": "skip",
+		"node-cleanup": "report", "node-cleanup-scope": "opt-in", "node-cleanup-retain": "skip",
 		"node-delete-grace": "5m0s", "node-finalizer-wait-for-others": "true", "node-finalizer-mode": "off", "pvc-finalizer-mode": "off",
 		"pvc-obsolete-finalizers": "", "pvc-pod-deletion": "orphaned", "default-device-class": "00default",
 		"topology-node-key": "", "node-cleanup-resource": "", "enable-webhooks": "false",
-		"node-missing-grace": "15m0s", "node-finalizer-timeout": "15m0s", "resize-nudge": "true", "node-cleanup-paths": "finalizer, orphan",
+		"node-missing-grace": "15m0s", "node-finalizer-timeout": "15m0s", "resize-nudge": "true",
 	} {
 		if got := have[name]; got.Value != want || got.Origin != OriginDefault {
 			t.Errorf("%s: got %q (%s), want %q", name, got.Value, got.Origin, want)
@@ -72,7 +71,7 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	const current, classic, legacy = ProfileTopoLVM, ProfileTopoLVMClassic, ProfileTopoLVMLegacy
 	drivers := map[string]string{current: "topolvm.io", classic: "topolvm.io", legacy: "topolvm.cybozu.com"}
-	const record = "resource=logicalvolumes.v1.D,node-field=spec.nodeName,finalizer=D/logicalvolume," +
+	const record = "resource=logicalvolumes.v1.D,node-field=spec.nodeName,handle-field=metadata.uid,finalizer=D/logicalvolume," +
 		"mark=D/pendingdeletion=true,when=node-terminating"
 	for name, want := range map[string]map[string]string{ // one value for all stands under ""; D is the driver
 		"driver-name":                    {"": "D"},
@@ -90,7 +89,6 @@ func TestProfiles(t *testing.T) {
 		"topology-node-key":              {"": "topology.D/node"},
 		"node-cleanup":                   {"": "claims"},
 		"node-cleanup-scope":             {"": "all"},
-		"node-cleanup-unbound":           {"": "delete"},
 		"node-cleanup-retain":            {"": "claim"},
 		"node-delete-grace":              {"": "0s"},
 		"node-finalizer-wait-for-others": {"": "false"},

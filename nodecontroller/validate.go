@@ -6,7 +6,6 @@ package nodecontroller
 import (
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"slices"
 	"strings"
@@ -14,7 +13,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/nodecontroller/servingcert"
 )
@@ -38,7 +36,6 @@ func (c Config) validateNames() error {
 	check("--node-finalizer", prefixed, c.NodeFinalizer)
 	check("--pvc-finalizer", prefixed, c.PVCFinalizer)
 	check("--pvc-obsolete-finalizers", prefixed, c.PVCObsoleteFinalizers...)
-	check("--pv-removable-finalizers", prefixed, c.PVRemovableFinalizers...)
 	check("--resize-annotation", prefixed, c.ResizeAnnotation)
 	check("--topology-node-key", validation.IsQualifiedName, c.TopologyNodeKey)
 	check("--capacity-resource", extendedResource, c.CapacityResource)
@@ -52,10 +49,6 @@ func (c Config) validateNames() error {
 	if name := c.DefaultDeviceClass; strings.Contains(name, "/") || len(validation.IsQualifiedName(name)) > 0 {
 		errs = append(errs, fmt.Errorf("--default-device-class: must be the name of an annotation without a slash, got %q", name))
 	}
-	if slices.Contains(c.PVRemovableFinalizers, "kubernetes.io/pv-protection") {
-		errs = append(errs,
-			errors.New("--pv-removable-finalizers: must not contain kubernetes.io/pv-protection, which kube-controller-manager removes"))
-	}
 	for _, name := range append(slices.Clone(c.PVCObsoleteFinalizers), c.PVCFinalizer) {
 		if domain, _, _ := strings.Cut(name, "/"); domain == "kubernetes.io" || domain == "storage-controller.io" {
 			errs = append(errs, fmt.Errorf("--pvc-finalizer, --pvc-obsolete-finalizers: must not contain %s, which protects PVCs", name))
@@ -66,32 +59,18 @@ func (c Config) validateNames() error {
 
 func (c Config) validateModes() error {
 	errs := []error{
-		oneOf("--node-finalizer-mode", c.NodeFinalizerMode, nodecleanup.FinalizerOff, nodecleanup.FinalizerRemove,
-			nodecleanup.FinalizerManage),
-		oneOf("--node-cleanup", c.NodeCleanup, nodecleanup.ModeOff, nodecleanup.ModeReport, nodecleanup.ModeDryRun,
-			nodecleanup.ModeClaims, nodecleanup.ModeVolumes),
-		oneOf("--node-cleanup-scope", c.NodeCleanupScope, nodecleanup.ScopeOptIn, nodecleanup.ScopeAll),
-		oneOf("--node-cleanup-retain", c.NodeCleanupRetain, nodecleanup.RetainSkip, nodecleanup.RetainClaim),
+		c.Settings.Validate(),
 		oneOf("--pvc-finalizer-mode", c.PVCFinalizerMode, pvcfinalizer.ModeOff, pvcfinalizer.ModeStrip, pvcfinalizer.ModeEnforce),
 		oneOf("--pvc-pod-deletion", c.PVCPodDeletion, pvcfinalizer.PodsNone, pvcfinalizer.PodsPending, pvcfinalizer.PodsOrphaned,
 			pvcfinalizer.PodsAll),
 		oneOf("--webhook-cert-mode", c.WebhookCertMode, servingcert.Files, servingcert.Secret, servingcert.SelfSigned),
-	}
-	if c.NodeCleanupUnbound == "reschedule" {
-		errs = append(errs, fmt.Errorf("--node-cleanup-unbound: reschedule was removed: set %s, with which the provisioner lets the "+
-			"scheduler select another node", nodecleanup.UnboundIgnore))
-	} else {
-		errs = append(errs, oneOf("--node-cleanup-unbound", c.NodeCleanupUnbound, nodecleanup.UnboundIgnore, nodecleanup.UnboundDelete))
-	}
-	for _, path := range c.NodeCleanupPaths {
-		errs = append(errs, oneOf("--node-cleanup-paths", path, nodecleanup.PathFinalizer, nodecleanup.PathOrphan))
 	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.PVCFinalizer != "" && slices.Contains(c.PVCObsoleteFinalizers, c.PVCFinalizer) {
 		errs = append(errs, fmt.Errorf("--pvc-obsolete-finalizers: must not contain %s, which --pvc-finalizer-mode=%s keeps",
 			c.PVCFinalizer, pvcfinalizer.ModeEnforce))
 	}
 	for _, text := range c.NodeCleanupResource {
-		if _, err := nodecleanup.ParseResource(text); err != nil {
+		if _, err := ParseResource(text); err != nil {
 			errs = append(errs, fmt.Errorf("--node-cleanup-resource %q: %w", text, err))
 		}
 	}
@@ -110,23 +89,10 @@ func (c Config) validateNumbers() error {
 	} {
 		check(d > 0, "--%s: must be positive, got %v", flag, d)
 	}
-	for flag, d := range map[string]time.Duration{
-		"node-finalizer-timeout": c.NodeFinalizerTimeout, "node-delete-grace": c.NodeDeleteGrace, "shutdown-delay": c.ShutdownDelay,
-		"node-cleanup-window": c.NodeCleanupWindow, "pv-release-grace": c.PVReleaseGrace,
-	} {
-		check(d >= 0, "--%s: must not be negative, got %v", flag, d)
-	}
+	check(c.ShutdownDelay >= 0, "--shutdown-delay: must not be negative, got %v", c.ShutdownDelay)
 	check(c.PVCPodDeletionGrace >= 0 || c.PVCPodDeletionGrace == -1,
 		"--pvc-pod-deletion-grace: must not be negative, except -1 for the grace period of the pod, got %v", c.PVCPodDeletionGrace)
-	check(c.NodeMissingGrace >= c.MinMissingGrace, "--node-missing-grace: must be at least %v, got %v", c.MinMissingGrace,
-		c.NodeMissingGrace)
 	check(c.Workers > 0, "--nodecontroller-workers: must be positive, got %d", c.Workers)
-	// NaN is not in the range either
-	check(c.NodeCleanupMaxFraction >= 0 && c.NodeCleanupMaxFraction <= 1,
-		"--node-cleanup-max-fraction: must be between 0 and 1, got %v", c.NodeCleanupMaxFraction)
-	check(c.NodeCleanupMinNodes >= 0, "--node-cleanup-min-nodes: must not be negative, got %d", c.NodeCleanupMinNodes)
-	check(c.NodeCleanupQPS > 0 && !math.IsInf(c.NodeCleanupQPS, 0), "--node-cleanup-qps: must be positive, got %v", c.NodeCleanupQPS)
-	check(c.NodeCleanupBurst >= 1, "--node-cleanup-burst: must be at least 1, got %d", c.NodeCleanupBurst)
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
 }
@@ -158,7 +124,7 @@ func (c Config) validateWebhooks() error {
 // DeletingFlags returns the flags with which c deletes objects that belong to others. c must be resolved.
 func (c Config) DeletingFlags() []string {
 	var flags []string
-	if c.Deletes() && c.NodeCleanup != nodecleanup.ModeDryRun {
+	if c.Deletes() {
 		flags = append(flags, fmt.Sprintf("--node-cleanup=%s", c.NodeCleanup))
 	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.PVCPodDeletion != pvcfinalizer.PodsNone {

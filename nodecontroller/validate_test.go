@@ -33,9 +33,6 @@ func TestValidate(t *testing.T) {
 		"obsolete finalizer of the provisioner": {func(c *Config) {
 			c.PVCObsoleteFinalizers = []string{"storage-controller.io/provisioning"}
 		}, "--pvc-obsolete-finalizers"},
-		"removable finalizer": {func(c *Config) { c.PVRemovableFinalizers = []string{"*"} }, "--pv-removable-finalizers"},
-		"finalizer of Kubernetes": {func(c *Config) { c.PVRemovableFinalizers = []string{"kubernetes.io/pv-protection"} },
-			"--pv-removable-finalizers"},
 		"resize annotation":          {func(c *Config) { c.ResizeAnnotation = "x.y/a b" }, "--resize-annotation"},
 		"topology key":               {func(c *Config) { c.TopologyNodeKey = "a/b/c" }, "--topology-node-key"},
 		"topology key of Kubernetes": {func(c *Config) { c.TopologyNodeKey = "kubernetes.io/hostname" }, ""},
@@ -57,13 +54,9 @@ func TestValidate(t *testing.T) {
 		"mode of the finalizer": {func(c *Config) { c.NodeFinalizerMode = "add" },
 			"--node-finalizer-mode: must be one of off, remove, manage"},
 		"mode of the clean-up": {func(c *Config) { c.NodeCleanup = "all" },
-			"--node-cleanup: must be one of off, report, dry-run, claims, volumes"},
+			"--node-cleanup: must be one of off, report, claims, volumes"},
 		"scope": {func(c *Config) { c.NodeCleanupScope = "" },
 			"--node-cleanup-scope: must be one of opt-in, all"},
-		"removed policy for unbound claims": {func(c *Config) { c.NodeCleanupUnbound = "reschedule" },
-			"reschedule was removed: set ignore"},
-		"policy for unbound claims": {func(c *Config) { c.NodeCleanupUnbound = "x" },
-			"--node-cleanup-unbound: must be one of ignore, delete"},
 		"policy for retained volumes": {func(c *Config) { c.NodeCleanupRetain = "x" },
 			"--node-cleanup-retain: must be one of skip, claim"},
 		"mode of claims": {func(c *Config) { c.PVCFinalizerMode = "x" },
@@ -72,9 +65,6 @@ func TestValidate(t *testing.T) {
 			"--pvc-pod-deletion: must be one of none, pending, orphaned, all"},
 		"source of certificates": {func(c *Config) { c.WebhookCertMode = "x" },
 			"--webhook-cert-mode: must be one of files, secret, self-signed"},
-		"path": {func(c *Config) { c.NodeCleanupPaths = []string{"orphan", "x"} },
-			"--node-cleanup-paths: must be one of finalizer, orphan"},
-		"no path":                   {func(c *Config) { c.NodeCleanupPaths = nil }, ""},
 		"profile":                   {func(c *Config) { c.Profile = "x" }, "--profile: unknown profile"},
 		"no deadline":               {func(c *Config) { c.Timeout = 0 }, "--timeout"},
 		"no delay":                  {func(c *Config) { c.RetryIntervalStart = 0 }, "--retry-interval-start"},
@@ -148,11 +138,9 @@ func TestDeletes(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		"nothing by default":      {nil, ""},
-		"a trial deletes nothing": {func(c *Config) { c.NodeCleanup = nodecleanup.ModeDryRun }, ""},
-		"a policy without a mode": {func(c *Config) { c.NodeCleanupUnbound = nodecleanup.UnboundDelete }, ""},
-		"claims":                  {func(c *Config) { c.NodeCleanup = nodecleanup.ModeClaims }, "--node-cleanup=claims"},
-		"volumes":                 {func(c *Config) { c.NodeCleanup = nodecleanup.ModeVolumes }, "--node-cleanup=volumes"},
+		"nothing by default": {nil, ""},
+		"claims":             {func(c *Config) { c.NodeCleanup = nodecleanup.ModeClaims }, "--node-cleanup=claims"},
+		"volumes":            {func(c *Config) { c.NodeCleanup = nodecleanup.ModeVolumes }, "--node-cleanup=volumes"},
 		"pods of claims": {func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeEnforce },
 			"--pvc-finalizer-mode=enforce with --pvc-pod-deletion=orphaned"},
 		"a finalizer without pods": {func(c *Config) {

@@ -7,10 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
@@ -43,61 +41,34 @@ func newApproveCommand() *cobra.Command {
 			if request.Namespace, err = t.recordNamespace(ctx, request.Namespace); err != nil {
 				return err
 			}
-			return nodecleanup.Approve(ctx, t.client, request, cmd.OutOrStdout())
+			return nodecleanup.Approve(ctx, t.cleanup(), t.client, request, cmd.OutOrStdout())
 		})
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.Long = `Print the lost nodes of the driver and what the approval of the named nodes
 changes; with --yes, approve them. An approval ends the hold of the breaker and the
 grace period. It is for one loss: if the node returns and is lost again, it needs
-another approval. The leader moves the approval into the record of the node.`
+another approval. With --all, it takes the place of the opt-in, and the plan lists the
+PVCs that did not opt in. Opt-outs remain. The leader moves the approval into the
+record of the node. Exit code 3: the node is not lost, or the mode deletes nothing.`
 	cmd.Example = `  # Print the lost nodes:
   storage-controller nodecontroller approve --driver-name=local.example.com
   # Approve the loss of two of them:
   storage-controller nodecontroller approve --driver-name=local.example.com worker-7 worker-8 --yes`
-	recordFlags(cmd.Flags(), &request.Namespace, &request.Yes)
-	return cmd
-}
-
-// recordFlags registers the flags of commands that read the records of lost nodes.
-func recordFlags(fs *pflag.FlagSet, namespace *string, yes *bool) {
-	fs.StringVarP(namespace, "namespace", "n", "", "namespace of the nodecontroller, which has the records of lost nodes; empty means all")
-	fs.BoolVar(yes, "yes", false, "apply the plan; without this the plan is printed and nothing is changed")
-}
-
-func newCleanupCommand() *cobra.Command {
-	var request nodecleanup.CleanupRequest
-	cmd := newTaskCommand("cleanup", "Clean up after one deleted node now",
-		func(ctx context.Context, cmd *cobra.Command, t task) (err error) {
-			request.Driver = t.driver
-			if request.Namespace, err = t.recordNamespace(ctx, request.Namespace); err != nil && !errors.Is(err, errNoRecords) {
-				return err
-			}
-			return nodecleanup.Cleanup(ctx, t.cleanup(), t.client, request, cmd.OutOrStdout())
-		})
-	cmd.Long = `Print a plan to delete the PVCs of the volumes of a node that does not exist, and
-with --volumes also the volumes; with --yes, do it. The opt-in is not required, nor the
-grace period and the approval of the breaker, except for other nodes of a volume.
-Volumes that have opted out or are in use are kept. Exit code: 0 everything was done,
-or the plan was printed; 3 something was refused; 1 something failed.`
-	cmd.Example = `  # Print the plan:
-  storage-controller nodecontroller cleanup --driver-name=local.example.com --node=worker-7 --volumes
-  # Apply it:
-  storage-controller nodecontroller cleanup --driver-name=local.example.com --node=worker-7 --volumes --yes`
-	cmd.PreRunE = func(*cobra.Command, []string) error { // before the driver is called for its name
-		switch {
-		case request.Node == "":
-			return &usageError{errors.New("--node: must name the node to clean up after")}
-		case request.Wait < 0:
-			return &usageError{fmt.Errorf("--wait: must not be negative, got %v", request.Wait)}
-		}
-		return nil
-	}
 	fs := cmd.Flags()
-	fs.StringVar(&request.Node, "node", "", "name of the node")
-	fs.BoolVar(&request.Volumes, "volumes", false, "also remove the volumes, after their PVCs were deleted")
-	fs.DurationVar(&request.Wait, "wait", 5*time.Minute, "with --volumes: how long to wait until PVCs are deleted and volumes are released")
-	recordFlags(fs, &request.Namespace, &request.Yes)
+	fs.BoolVar(&request.Held, "held", false, "also approve all lost nodes that the breaker holds")
+	fs.BoolVar(&request.All, "all", false, "also delete PVCs and volumes whose owners did not opt in")
+	fs.StringVarP(&request.Namespace, "namespace", "n", "",
+		"namespace of the nodecontroller, which has the records of lost nodes; empty means all")
+	fs.BoolVar(&request.Yes, "yes", false, "apply the plan; without this the plan is printed and nothing is changed")
 	return cmd
+}
+
+// newCleanupCommand returns the command that approve replaces.
+func newCleanupCommand() *cobra.Command {
+	return &cobra.Command{Use: "cleanup", Hidden: true, DisableFlagParsing: true, RunE: func(*cobra.Command, []string) error {
+		const instead = "use nodecontroller approve, with --node-cleanup=claims or volumes"
+		return &exitError{errors.New("nodecontroller cleanup was removed: " + instead), exitUsage}
+	}}
 }
 
 func newRemoveFinalizersCommand() *cobra.Command {
@@ -126,9 +97,6 @@ func (t task) cleanup() nodecleanup.Config {
 	return nodecleanup.Config{Settings: t.cfg.Settings, Workers: t.cfg.Workers, Timeout: t.cfg.Timeout}
 }
 
-// errNoRecords means that there are no records of lost nodes.
-var errNoRecords = errors.New("no records of lost nodes")
-
 // recordNamespace returns the namespace with the records of lost nodes: requested, or that of the only
 // ConfigMap of the driver.
 func (t task) recordNamespace(ctx context.Context, requested string) (string, error) {
@@ -142,8 +110,8 @@ func (t task) recordNamespace(ctx context.Context, requested string) (string, er
 	case err != nil:
 		return "", fmt.Errorf("finding the records of lost nodes: ConfigMap %s: %w. Set --namespace", name, err)
 	case len(maps.Items) == 0:
-		return "", fmt.Errorf("%w: ConfigMap %s does not exist in any namespace. Either no node was lost since the nodecontroller "+
-			"was installed, or it runs without a namespace", errNoRecords, name)
+		return "", fmt.Errorf("no records of lost nodes: ConfigMap %s does not exist in any namespace. Either no node was lost since the "+
+			"nodecontroller was installed, or it runs without a namespace", name)
 	case len(maps.Items) > 1:
 		return "", fmt.Errorf("ConfigMap %s exists in the namespaces %s and %s. Set --namespace", name, maps.Items[0].Namespace,
 			maps.Items[1].Namespace)

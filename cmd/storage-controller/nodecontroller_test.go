@@ -23,13 +23,12 @@ nodecontroller:
   node-cleanup: report
   pvc-pod-deletion-grace: -1
   pvc-obsolete-finalizers: [a.b/c, d.e/f]
-  node-cleanup-resource: "resource=a.v1.x.y,node-field=spec.node"
+  node-cleanup-resource: "resource=a.v1.x.y,node-field=spec.node,handle-field=metadata.uid"
 `
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv(settings.EnvPrefix+"NODE_CLEANUP_SCOPE", "opt-in")
-	t.Setenv(settings.EnvPrefix+"NODECONTROLLER_NODE_CLEANUP_PATHS", "orphan,finalizer")
 	compare(t, printed(t, "--config="+file, "--node-cleanup-retain=skip", "--node-missing-grace", "20m", "--pvc-finalizer="),
 		map[string][2]string{
 			"profile":                 {"topolvm", "file"},
@@ -37,16 +36,13 @@ nodecontroller:
 			"node-cleanup":            {"report", "file"},
 			"pvc-pod-deletion-grace":  {"-1ns", "file"},
 			"pvc-obsolete-finalizers": {"a.b/c, d.e/f", "file"},
-			"node-cleanup-resource":   {"resource=a.v1.x.y,node-field=spec.node", "file"},
+			"node-cleanup-resource":   {"resource=a.v1.x.y,node-field=spec.node,handle-field=metadata.uid", "file"},
 			"node-cleanup-scope":      {"opt-in", "environment"},
-			"node-cleanup-paths":      {"orphan, finalizer", "environment"},
 			"node-cleanup-retain":     {"skip", "flag"},
 			"node-missing-grace":      {"20m0s", "flag"},
-			"node-cleanup-unbound":    {"delete", "profile"},
 			"pvc-finalizer":           {"topolvm.io/pvc", "profile"}, // a name that was set to nothing was not set
 			"webhook-cert-mode":       {"files", "default"},
 			"driver-name":             {"topolvm.io", "profile"},
-			"pv-removable-finalizers": {"external-provisioner.volume.kubernetes.io/finalizer, external-attacher/topolvm-io", "derived"},
 		})
 }
 
@@ -71,8 +67,8 @@ func TestRefusals(t *testing.T) {
 			[]string{"a flag of the driver", "--logging-format"}},
 		"a removed flag": {[]string{"nodecontroller", "--node-cleanup-out-of-service"}, 2,
 			[]string{"--node-cleanup-out-of-service was removed", "delete the Node"}},
-		"a removed value": {[]string{"nodecontroller", "--driver-name=a.b", "--node-cleanup-unbound=reschedule"}, 2,
-			[]string{"reschedule was removed: set ignore"}},
+		"a removed mode": {[]string{"all", "--node-cleanup=dry-run"}, 2,
+			[]string{"--node-cleanup=dry-run was removed: use report, and doctor for permissions"}},
 		"an unknown flag": {[]string{"nodecontroller", "--minimum"}, 2, []string{"unknown flag: --minimum"}},
 		"two sockets": {[]string{"nodecontroller", "--csi-socket=/a", "--csi-address=/b"}, 2,
 			[]string{"--csi-address and --csi-socket"}},

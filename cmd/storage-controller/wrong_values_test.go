@@ -41,10 +41,10 @@ var wrongValues = map[string][]string{
 	"minimum-allocation-btrfs": {"x"},
 	"zap-encoder":              {"xml"}, "zap-log-level": {"loud"},
 	"profile": {"some"}, "topology-node-key": {"a b"}, "node-finalizer": {"x"}, "node-finalizer-mode": {"some"},
-	"node-finalizer-timeout": {"-1s"}, "node-delete-grace": {"-1s"}, "node-cleanup": {"some"}, "node-cleanup-paths": {"some"},
-	"node-cleanup-scope": {"some"}, "node-cleanup-unbound": {"some"}, "node-cleanup-retain": {"some"}, "node-missing-grace": {"1s"},
+	"node-finalizer-timeout": {"-1s"}, "node-delete-grace": {"-1s"}, "node-cleanup": {"some"},
+	"node-cleanup-scope": {"some"}, "node-cleanup-retain": {"some"}, "node-missing-grace": {"1s"},
 	"node-cleanup-window": {"-1s"}, "node-cleanup-max-fraction": {"NaN"}, "node-cleanup-min-nodes": {"-1"}, "node-cleanup-qps": {"0"},
-	"node-cleanup-burst": {"0"}, "node-cleanup-resource": {"x"}, "pv-release-grace": {"-1s"}, "pv-removable-finalizers": {"x"},
+	"node-cleanup-burst": {"0"}, "node-cleanup-resource": {"x"}, "pv-release-grace": {"-1s"},
 	"pvc-finalizer": {"x"}, "pvc-finalizer-mode": {"some"}, "pvc-obsolete-finalizers": {"x"}, "pvc-pod-deletion": {"some"},
 	"pvc-pod-deletion-grace": {"-2s"}, "resize-annotation": {"x"}, "webhook-cert-mode": {"some"},
 	"webhook-cert-secret": {"A b", "--enable-webhooks"}, "webhook-config-name": {"A b", "--enable-webhooks"},
@@ -59,7 +59,8 @@ var anyValue = strings.Fields(`exit-on-connection-loss max-grpc-log-length kubec
 	extra-create-metadata controller-publish-readonly prevent-volume-mode-conversion snapshot-orphan-sweep-interval node-deployment
 	node-deployment-immediate-binding enable-capacity capacity-ownerref-level capacity-for-immediate-binding
 	handle-volume-inuse-error extra-modify-metadata print-config driver-name node-finalizer-wait-for-others skip-node-finalize
-	node-cleanup-static use-legacy zap-devel zap-stacktrace-level zap-time-encoding resize-nudge enable-webhooks cert-dir webhook-client-ca device-class-parameter namespace yes volumes help`)
+	use-legacy zap-devel zap-stacktrace-level zap-time-encoding
+	resize-nudge enable-webhooks cert-dir webhook-client-ca device-class-parameter namespace yes held all help`)
 
 // TestWrongValues: a wrong value of any flag ends each command that has the flag with the exit code of a usage error.
 func TestWrongValues(t *testing.T) {
@@ -70,7 +71,6 @@ func TestWrongValues(t *testing.T) {
 	needed := map[string][]string{ // so that the command does not wait for a driver
 		"topolvm":                {"--metrics-bind-address="},
 		"nodecontroller approve": {"--driver-name=a.b"}, "nodecontroller remove-finalizers": {"--driver-name=a.b"},
-		"nodecontroller cleanup": {"--driver-name=a.b", "--node=x"},
 	}
 	for words, cmd := range commandTree(t) {
 		first, _, _ := strings.Cut(words, " ")

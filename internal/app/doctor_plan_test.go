@@ -41,7 +41,7 @@ func TestEveryFileOfPermissionsIsAskedFor(t *testing.T) {
 	for _, args := range [][]string{
 		{"--leader-election", "--feature-gates=CrossNamespaceVolumeDataSource=true", "--capacity-ownerref-level=2",
 			"--node-finalizer-mode=manage", "--node-cleanup=volumes",
-			"--node-cleanup-resource=resource=things.v1.example.com,node-field=spec.node,finalizer=example.com/f",
+			"--node-cleanup-resource=resource=things.v1.example.com,node-field=spec.node,handle-field=spec.id,finalizer=example.com/f",
 			"--pvc-finalizer-mode=enforce",
 			"--resize-nudge", "--secure-metrics-server", "--enable-webhooks",
 			"--webhook-cert-mode=self-signed", "--webhook-cert-secret=s", "--webhook-config-name=w"},
@@ -116,7 +116,7 @@ func TestSettingsWithoutEffect(t *testing.T) {
 		"options that disable their roles": {[]string{"--node-cleanup=off", "--enable-capacity=false", "--driver-name=a.b"}, nil},
 		"other options of a disabled role": {[]string{"--node-cleanup=off", "--node-missing-grace=5m"},
 			[]string{"nodecontroller.node-missing-grace (flag)"}},
-		"an option that would enable a role that does not run": {[]string{"--controllers=provisioner", "--node-cleanup=dry-run"},
+		"an option that would enable a role that does not run": {[]string{"--controllers=provisioner", "--node-cleanup=claims"},
 			[]string{"nodecontroller.node-cleanup (flag)"}},
 		"an alias":                {[]string{"--controllers=attacher", "--worker-threads=20", "--resync=5m"}, nil},
 		"no provisioner to audit": {[]string{"--controllers=attacher", "--audit-interval=1h"}, []string{"audit-interval (flag)"}},

@@ -177,9 +177,10 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 		}
 	}
 	for _, r := range customResources(c) {
-		grants = append(grants, doctor.Grant{File: "nodecontroller-custom-resources", Rules: []doctor.Rule{
-			{Groups: []string{r.Resource.Group}, Resources: []string{r.Resource.Resource}, Verbs: []string{"list", "patch", "delete"}},
-		}})
+		grants = append(grants, doctor.Grant{File: "nodecontroller-custom-resources", Rules: []doctor.Rule{{
+			Groups: []string{r.Resource.Group}, Resources: []string{r.Resource.Resource},
+			Verbs: []string{"get", "list", "watch", "patch", "delete"},
+		}}})
 	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
 		enforce := doctor.Grant{File: "nodecontroller-pvc-enforce"}
@@ -212,10 +213,10 @@ func certificateGrant(c nodecontroller.Config) doctor.Grant {
 }
 
 // customResources returns the valid items of --node-cleanup-resource; validate reports the others.
-func customResources(c nodecontroller.Config) []nodecleanup.Resource {
-	var resources []nodecleanup.Resource
+func customResources(c nodecontroller.Config) []nodecontroller.CustomResource {
+	var resources []nodecontroller.CustomResource
 	for _, text := range c.NodeCleanupResource {
-		if r, err := nodecleanup.ParseResource(text); err == nil {
+		if r, err := nodecontroller.ParseResource(text); err == nil {
 			resources = append(resources, r)
 		}
 	}
@@ -245,6 +246,10 @@ func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (c
 			"for the resource of the webhook, pods stay Pending. Set --enable-webhooks=false or --enable-capacity=false",
 			"resource", cfg.CapacityResource)
 	}
+	if cfg.NodeCleanup == nodecleanup.ModeReport && election.OwnNamespace() == "" {
+		klog.FromContext(ctx).Info("Lost nodes are not reported: the namespace of the process, which stores their records, is unknown. " +
+			"Set the environment variable POD_NAMESPACE from metadata.namespace")
+	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -258,10 +263,9 @@ func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (c
 	if err != nil {
 		return nil, err
 	}
-	return nodecontroller.New(cfg, nodecontroller.Deps{UnthrottledClient: unthrottled, Deps: nodecleanup.Deps{
+	return nodecontroller.New(cfg, nodecontroller.Deps{UnthrottledClient: unthrottled, Dynamic: resources, Deps: nodecleanup.Deps{
 		Driver:    s.driver.Name,
 		Client:    client,
-		Dynamic:   resources,
 		Informers: s.informers,
 		Locks:     s.locks,
 		Events:    s.events,

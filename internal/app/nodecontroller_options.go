@@ -79,21 +79,12 @@ func nodeCleanupOptions(d nodecontroller.Config) []settings.Option {
 	return []settings.Option{
 		{Name: "node-cleanup", Default: string(d.NodeCleanup),
 			Usage: "cleanup of volumes whose node was deleted: off; report (events and metrics only); " +
-				"dry-run (also try every deletion with server-side dry run); claims (delete their PVCs); volumes (also remove PVs that " +
-				"no driver can delete any more). " +
+				"claims (delete their PVCs); volumes (also remove PVs that no driver can delete any more). " +
 				"claims and volumes require --leader-election"},
-		{Name: "node-cleanup-paths", Default: d.NodeCleanupPaths,
-			Usage: "which nodes are cleaned up: finalizer (Nodes that are being deleted and have the finalizer), orphan (Nodes that " +
-				"do not exist)"},
 		{Name: "node-cleanup-scope", Default: string(d.NodeCleanupScope),
 			Usage: "opt-in: volumes whose StorageClass or PVC opts in by an annotation; all: all volumes except those that opt out"},
-		{Name: "node-cleanup-unbound", Default: string(d.NodeCleanupUnbound),
-			Usage: "action for PVCs that wait for a volume on a deleted node: ignore (the provisioner lets the scheduler select " +
-				"another node) or delete"},
 		{Name: "node-cleanup-retain", Default: string(d.NodeCleanupRetain),
 			Usage: "action for PVCs of volumes with reclaim policy Retain: skip, or claim (delete the PVC; the volume is always kept)"},
-		{Name: "node-cleanup-static", Default: d.NodeCleanupStatic,
-			Usage: "with --node-cleanup=volumes: also remove PVs that the driver did not provision"},
 		{Name: "node-missing-grace", Default: d.NodeMissingGrace, Usage: "minimum time that a Node must have been missing; at least 1m"},
 		{Name: "node-cleanup-window", Default: d.NodeCleanupWindow,
 			Usage: "how long a node that was cleaned up counts as lost for the breaker"},
@@ -112,12 +103,11 @@ func volumeCleanupOptions(d nodecontroller.Config) []settings.Option {
 	return []settings.Option{
 		{Name: "node-cleanup-resource", Default: settings.Texts{},
 			Usage: "custom resource that is cleaned up with its node; may be repeated: " +
-				"resource=PLURAL.VERSION.GROUP,node-field=PATH,finalizer=NAME,mark=ANNOTATION=VALUE,when=node-terminating|node-gone " +
+				"resource=PLURAL.VERSION.GROUP,node-field=PATH,handle-field=PATH,finalizer=NAME,mark=ANNOTATION=VALUE," +
+				"when=node-terminating|node-gone " +
 				"(default node-gone, which is safer: a running driver can clean up after itself)"},
 		{Name: "pv-release-grace", Default: d.PVReleaseGrace,
 			Usage: "with --node-cleanup=volumes: how long the driver may take to delete a released volume before its PV is removed"},
-		{Name: "pv-removable-finalizers", Default: []string{},
-			Usage: "finalizers, separated by commas, that are removed together with such a PV; default: those of provisioner and attacher"},
 	}
 }
 

@@ -127,11 +127,7 @@ func (s *status) page() statusz.Page {
 	}
 	if s.terms != nil {
 		p.Roles = s.terms.status()
-		if p.Driver != nil {
-			p.LostNodes = s.terms.lostNodes(p.Driver.Driver.Name)
-		} else {
-			p.LostNodes = s.terms.lostNodes(s.cfg.DriverName())
-		}
+		p.LostNodes = s.terms.lostNodes()
 	}
 	return p
 }

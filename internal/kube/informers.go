@@ -34,9 +34,6 @@ const (
 	ByVolume = "volume"
 	// ByNode maps names of Nodes to VolumeAttachments, and to pending claims with that selected node.
 	ByNode = "node"
-	// BySelectedNode maps names of Nodes to claims with that selected node. Claims of other drivers
-	// are included if [RetainedFields] retain them.
-	BySelectedNode = "selected-node"
 	// ByClass maps names of StorageClasses to pending claims.
 	ByClass = "class"
 	// ByDependency maps a [DependencyKey] to pending and protected claims of all drivers.
@@ -154,9 +151,8 @@ func (i *Informers) Claims() Informer[*corev1.PersistentVolumeClaim] {
 	}
 	get := i.typed.Core().V1().PersistentVolumeClaims().Informer
 	return informerFor[*corev1.PersistentVolumeClaim](i, "persistentvolumeclaims", get, cache.Indexers{
-		ByClass:        pending(storagehelpers.GetPersistentVolumeClaimClass),
-		ByNode:         pending(selectedNode),
-		BySelectedNode: index(selectedNode),
+		ByClass: pending(storagehelpers.GetPersistentVolumeClaimClass),
+		ByNode:  pending(selectedNode),
 		ByProvisioningRecord: index(func(pvc *corev1.PersistentVolumeClaim) string {
 			if !slices.Contains(pvc.Finalizers, ProvisioningFinalizer) || !ClaimHandledBy(i.driver, pvc) {
 				return ""

@@ -5,57 +5,87 @@ package nodecleanup
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	expiring "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/uuid"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
+// Config configures a [Controller].
+type Config struct {
+	Settings
+	// Workers is the number of deletions at the same time.
+	Workers int
+	// Timeout bounds each request.
+	Timeout time.Duration
+	// RetryIntervalStart is the delay after a failed pass or deletion. It doubles with each further failure up to
+	// RetryIntervalMax.
+	RetryIntervalStart, RetryIntervalMax time.Duration
+}
+
 // Deps holds the dependencies of a [Controller]. All fields are required unless noted.
 type Deps struct {
 	Driver    string
 	Client    kubernetes.Interface
-	Dynamic   dynamic.Interface      // for custom resources
 	Informers *kube.Informers        // retain nodes, claims and the annotation [CleanupAnnotation] of claims
 	Locks     *keylock.Locks[string] // shared with the loops that call the driver; may be nil
 	Events    record.EventRecorder
 	Registry  prometheus.Registerer
 	Queues    *workloop.Metrics
-	// Namespace is the namespace of the process, which holds the records. Without it, only the
-	// modes off and report are possible, and report keeps its records in memory.
+	Resources Resources // nil: the driver has no custom resources that belong to nodes
+	// Namespace is the namespace of the process, which holds the records. Without it, nothing is recorded, and the mode must not
+	// delete.
 	Namespace string
+}
+
+// Resources are the custom resources of a driver that belong to one node each. They are deleted with the claims of the node.
+type Resources interface {
+	// List returns those in the cache that are not being deleted, or still have the finalizer of the driver.
+	List() []Resource
+	// Get reads one from the API server; nil and no error: it does not exist.
+	Get(ctx context.Context, name string) (*Resource, error)
+	// Remove marks r for the node agent of the driver, removes the finalizer of the driver, and deletes r, if it still has the
+	// UID and the resourceVersion of r.
+	Remove(ctx context.Context, r Resource) error
+	// OnChange registers a function that is called with the name of the node of each changed one. It is called before the
+	// informers start.
+	OnChange(changed func(node string))
 }
 
 // Controller cleans up after nodes that were deleted.
 type Controller struct {
-	cfg       Config
-	deps      Deps
-	policy    Policy
-	resources []Resource
-	notify    *notifier
-	metrics   *metrics
-	limiter   *rate.Limiter // outlives a term
-	index     *index
-	indexed   kube.Registrations
-	system    atomic.Pointer[types.UID] // of the namespace kube-system, as first read by this process
-	term      atomic.Pointer[term]      // nil without the Lease
+	cfg        Config
+	deps       Deps
+	metrics    *metrics
+	limiter    *rate.Limiter // outlives a term
+	departures departures
+	losses     atomic.Int64 // of Nodes and CSINodes: deletions, and requests for them
+	registered kube.Registrations
+	seen       atomic.Pointer[seen]                  // by the last pass; nil without the Lease
+	version    atomic.Value                          // resourceVersion of the ConfigMap, as this process last read or wrote it
+	queue      atomic.Pointer[workloop.Loop[string]] // nil without the Lease
 
 	volumes     kube.Informer[*corev1.PersistentVolume]
 	claims      kube.Informer[*corev1.PersistentVolumeClaim]
@@ -64,49 +94,63 @@ type Controller struct {
 	csiNodes    kube.Informer[*storagev1.CSINode]
 	attachments *kube.Informer[*storagev1.VolumeAttachment] // nil unless the mode deletes
 	pods        *kube.Informer[*corev1.Pod]                 // nil unless the mode deletes
-	configMap   *kube.Informer[*corev1.ConfigMap]           // nil without a namespace
+	configMap   *kube.Informer[*corev1.ConfigMap]           // nil without records
+}
+
+// seen is the result of a pass.
+type seen struct {
+	plan  Plan
+	key   string          // the topology key
+	stays map[string]bool // see world
 }
 
 // New requests the informers that the controller needs. It starts nothing; see [Controller.Run].
 func New(cfg Config, deps Deps) (*Controller, error) {
-	p := newPolicy(cfg.Settings, deps.Driver)
-	if p.Deletes() && deps.Namespace == "" {
-		return nil, fmt.Errorf("--node-cleanup=%s: the namespace of the process is unknown, and the records of lost nodes are stored "+
-			"there. "+
-			"Set the environment variable POD_NAMESPACE", p.mode())
+	cfg.Driver = deps.Driver
+	if deps.Namespace == "" && cfg.mode() != ModeOff {
+		why := fmt.Errorf("--node-cleanup=%s: the namespace of the process is unknown, and the records of lost nodes are stored there. "+
+			"Set the environment variable POD_NAMESPACE", cfg.mode())
+		if cfg.Deletes() {
+			return nil, why
+		}
+		klog.ErrorS(why, "Lost nodes are not reported")
+		cfg.NodeCleanup = ModeOff
 	}
 	c := &Controller{
-		cfg: cfg, deps: deps, policy: p, notify: newNotifier(deps.Events.Event, p.dryRun),
-		index:   newIndex(deps.Driver, cfg.TopologyNodeKey),
-		limiter: rate.NewLimiter(rate.Limit(cfg.NodeCleanupQPS), cfg.NodeCleanupBurst),
+		cfg: cfg, deps: deps, limiter: rate.NewLimiter(rate.Limit(cfg.NodeCleanupQPS), cfg.NodeCleanupBurst),
 		volumes: deps.Informers.Volumes(), claims: deps.Informers.Claims(), classes: deps.Informers.Classes(),
 		nodes: deps.Informers.FullNodes(), csiNodes: deps.Informers.CSINodes(),
 	}
-	for _, text := range cfg.NodeCleanupResource {
-		r, err := ParseResource(text)
-		if err != nil {
-			return nil, fmt.Errorf("--node-cleanup-resource: %q: %w", text, err)
-		}
-		c.resources = append(c.resources, r)
-	}
 	optional := deps.Informers.IfAllowed()
-	if p.Deletes() {
+	if cfg.Deletes() {
 		attachments, pods := optional.Attachments(), optional.Pods()
 		c.attachments, c.pods = &attachments, &pods
 	}
-	if p.NodeCleanup != ModeOff && deps.Namespace != "" {
+	if cfg.mode() != ModeOff {
 		configMap := optional.ConfigMap(deps.Namespace, ConfigMapName(deps.Driver))
 		c.configMap = &configMap
 	}
-	c.metrics = newMetrics(deps.Registry, c.counts)
+	c.metrics = newMetrics(deps.Registry, c.Plan)
 	c.watch()
 	return c, nil
 }
 
+// Plan returns the last plan, or nil without the Lease.
+func (c *Controller) Plan() *Plan {
+	if s := c.seen.Load(); s != nil {
+		return &s.plan
+	}
+	return nil
+}
+
 // LostNodes returns the records as this replica knows them, sorted by value.
-func (c *Controller) LostNodes() []LostNode {
-	if t := c.term.Load(); t != nil {
-		nodes, _ := t.records.all()
+func (c *Controller) LostNodes() (nodes []LostNode) {
+	if p := c.Plan(); p != nil {
+		for _, h := range p.Hosts {
+			if _, recorded := p.Records.Lost[h.Value]; recorded {
+				nodes = append(nodes, h.LostNode)
+			}
+		}
 		return nodes
 	}
 	if c.configMap != nil {
@@ -117,105 +161,387 @@ func (c *Controller) LostNodes() []LostNode {
 	return nil
 }
 
-// term holds the state between acquiring and releasing the Lease. It is discarded afterwards,
-// because another replica may have worked in between.
+// term is the state between acquiring and releasing the Lease. It is discarded afterwards, because another replica may have worked
+// in between.
 type term struct {
-	*observer
-	volumes    *kube.MutationCache[*corev1.PersistentVolume]
-	claims     *kube.MutationCache[*corev1.PersistentVolumeClaim]
-	nodes      *kube.MutationCache[*corev1.Node]
-	cached     gatherer
-	cleaner    *cleaner
-	namespaces *expiring.Expiring // Namespaces that were read lately
+	*Controller
+	deleter *deleter
+	caches  caches
+	end     func(cause error)
+	holder  string            // of this term
+	cm      *corev1.ConfigMap // as read or written last; nil: none
+	records Records           // of cm, or the last ones if it was deleted
+	taken   bool              // this term is the holder
+	nexts   time.Time         // when only the sentences were written last
+	listed  listed
+	tried   attempts
+	plan    Plan      // the last one
+	ended   time.Time // the last pass
 }
 
-// QueueName is the name of the queue, whose keys are hosts.
-const QueueName = "nodecontroller-node"
+// QueueName is the name of the queue, whose only key is the driver.
+const QueueName = "lostnodes"
 
-// recordsKey is the key of the queue for the ConfigMap.
-const recordsKey = ""
+const (
+	// drainTime is the time in which a running pass may finish at the end of the process.
+	drainTime = 10 * time.Second
+	// passInterval is the least time between two passes.
+	passInterval = time.Second
+	// passTime is the time after which a pass begins no further deletion.
+	passTime = 10 * time.Second
+	// waitInterval is the time between two failed passes while a Node waits for our finalizer.
+	waitInterval = 10 * time.Second
+)
 
-// drainTime is the time in which a running sync may finish at the end of the process.
-const drainTime = 10 * time.Second
+// errNotHolder ends a term whose records have another holder: another process leads, or an administrator has changed
+// [AnnotationHolder]. The next term, which begins with the Lease, takes the records over.
+var errNotHolder = fmt.Errorf("%w: annotation %s of the records of lost nodes has changed", election.ErrLost, AnnotationHolder)
 
-// retryJitter spreads the retries of hosts that failed at the same time.
-const retryJitter = 0.2
-
-// newTerm returns a term that calls end once it is not the holder of the records any more.
-func (c *Controller) newTerm(end func(cause error)) (t *term) {
-	hostname, _ := os.Hostname()
-	t = &term{namespaces: expiring.NewExpiring()}
-	t.observer = &observer{
-		memories: &memories{policy: c.policy, hosts: map[string]*memory{}}, c: c, live: newLive(c.deps.Client, c.cfg.Timeout),
-		records: newRecords(c.deps, c.policy.mode(), hostname+"_"+string(uuid.NewUUID()), c.cfg.Timeout, end,
-			func() { t.queue.Add(recordsKey) }),
-		gather: t.gatherHost, listed: newIndex("", ""), forbidden: map[string]bool{}, checked: make(chan struct{}),
-	}
-	t.queue = workloop.New(workloop.Config{
-		Name: QueueName, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, Jitter: retryJitter,
-		GracePeriod: drainTime,
-	}, c.deps.Queues, t.sync)
-	t.cleaner = &cleaner{
-		policy: t.policy, live: t.live, locks: c.deps.Locks, notify: c.notify, metrics: c.metrics,
-		gather:  gatherer{t.policy, t.key, t.live.source, t.records.get, t.aliases, nil},
-		confirm: t.records.confirm, cluster: t.cluster, acts: t.acts, allow: c.limiter.Allow,
-	}
-	t.volumes, t.claims, t.nodes = kube.NewMutationCache(c.volumes), kube.NewMutationCache(c.claims), kube.NewMutationCache(c.nodes)
-	t.cached = gatherer{t.policy, t.key, t.caches(), t.records.get, c.index.names.with, nil}
-	return t
-}
-
-// Run reconciles until ctx ends, or until the records have another holder, and returns after the last
-// worker has stopped. It may be called again while this process holds the Lease.
+// Run works until ctx ends, or until the records have another holder, and returns after the last request. It may be called again
+// while this process holds the Lease.
 func (c *Controller) Run(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	t := c.newTerm(end)
-	defer t.queue.Stop()
 	// A node that is missing only in an incomplete cache would count as lost.
-	if err := c.indexed.Wait(ctx, "nodecontroller caches"); err != nil {
+	if err := c.registered.Wait(ctx, "nodecontroller caches"); err != nil {
 		return err
 	}
-	c.term.Store(t)
-	defer c.term.Store(nil)
-	t.queue.Add(recordsKey) // enqueues the hosts
-	var wg sync.WaitGroup
-	wg.Go(func() { t.queue.Run(ctx, max(1, c.cfg.Workers)) })
-	wg.Go(func() { t.sweep(ctx) })
-	wg.Wait()
+	hostname, _ := os.Hostname()
+	t := &term{Controller: c, end: end, holder: hostname + "_" + string(uuid.NewUUID()), records: parseRecords(nil), tried: attempts{}}
+	live := apiServer{c.deps.Client, c.deps.Resources, c.cfg.Timeout}
+	t.deleter = &deleter{
+		apiServer: live, s: c.cfg.Settings, home: c.deps.Namespace, locks: c.deps.Locks, limiter: c.limiter, metrics: c.metrics,
+		send: c.send, losses: c.losses.Load,
+	}
+	t.caches = caches{c, live, expiring.NewExpiring()}
+	queue := workloop.New(workloop.Config{
+		Name: QueueName, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax, GracePeriod: drainTime,
+	}, c.deps.Queues, t.pass)
+	defer queue.Stop()
+	c.queue.Store(queue)
+	defer c.queue.Store(nil)
+	defer c.seen.Store(nil)
+	queue.Add(c.deps.Driver)
+	queue.Run(ctx, 1)
 	return context.Cause(ctx)
 }
 
-// tokens returns zero if a deletion is permitted by the rate limit, or the time of the next attempt.
-func (c *Controller) tokens(now time.Time) time.Time {
-	missing := 1 - c.limiter.TokensAt(now)
-	switch {
-	case missing <= 0:
-		return time.Time{}
-	case c.cfg.NodeCleanupQPS <= 0:
-		return now.Add(later)
+// pass reads, decides, writes the records, and does the due steps.
+func (t *term) pass(ctx context.Context, _ string) (next time.Time, err error) {
+	if wait := t.ended.Add(passInterval); time.Now().Before(wait) {
+		return wait, nil
 	}
-	return now.Add(time.Duration(math.Ceil(missing / c.cfg.NodeCleanupQPS * float64(time.Second))))
+	defer func() { t.ended = time.Now() }()
+	losses := t.losses.Load()
+	err = t.readRecords(ctx)
+	if errors.Is(err, errNotHolder) {
+		t.end(err)
+		return time.Time{}, err
+	}
+	r, unlisted := t.decide(ctx)
+	r.losses = losses
+	if err == nil {
+		r.version, err = t.writeRecords(ctx, r)
+	}
+	t.publish(ctx, r, err, unlisted)
+	if err != nil {
+		for _, node := range r.overdue(t.cfg.Settings) {
+			if t.cfg.optOut("Node", node) == "" {
+				err = errors.Join(err, t.deleter.release(ctx, r.world.Key, timedOut(t.cfg.Settings, node)))
+			}
+		}
+		return t.retry(r, r.plan.Next, err)
+	}
+	next, err = t.carryOut(ctx, r)
+	return t.retry(r, next, errors.Join(err, unlisted))
 }
 
-// counts returns the values of the gauges.
-func (c *Controller) counts() counts {
-	n := counts{states: map[state]int{}, blocked: map[check]int{}}
-	t := c.term.Load()
-	if t == nil {
-		return n
+// retry returns the result of a pass. A Node that waits for our finalizer does not wait for a back-off.
+func (t *term) retry(r round, next time.Time, err error) (time.Time, error) {
+	if err == nil || len(r.waiting(t.cfg.Settings)) == 0 {
+		return next, err
 	}
-	n.notReady = len(c.index.driverNodes().notReady)
-	records, _ := t.records.all()
-	for _, r := range records {
-		if r.opens() {
-			n.held++
+	if soon := time.Now().Add(waitInterval); soon.Before(next) {
+		next = soon
+	}
+	return next, workloop.Waiting{Cause: err}
+}
+
+// waiting returns the Nodes that are being deleted and wait for our finalizer.
+func (r round) waiting(s Settings) (nodes []*corev1.Node) {
+	for _, node := range r.world.Nodes {
+		if node.DeletionTimestamp != nil && s.NodeFinalizerMode != FinalizerOff && slices.Contains(node.Finalizers, s.NodeFinalizer) {
+			nodes = append(nodes, node)
 		}
 	}
-	if k := len(c.deps.Informers.Forbidden()) + t.missingPermissions(); k > 0 {
-		n.blocked[checkForbidden] = k
+	return nodes
+}
+
+// overdue returns those among them that have waited for --node-finalizer-timeout.
+func (r round) overdue(s Settings) []*corev1.Node {
+	return slices.DeleteFunc(r.waiting(s), func(node *corev1.Node) bool {
+		return r.world.Now.Before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout))
+	})
+}
+
+// readRecords reads the ConfigMap. If it was deleted, the records remain, and approvals end.
+func (t *term) readRecords(ctx context.Context) error {
+	if t.configMap == nil {
+		return nil
 	}
-	_, problem := c.index.topologyKey()
-	t.count(&n, cluster{now: time.Now(), keyProblem: problem})
-	return n
+	cm, err := t.deleter.configMap(ctx, t.deps.Namespace, t.deps.Driver)
+	switch {
+	case err != nil:
+		return err
+	case cm == nil:
+		t.records.Approve = nil
+	case t.taken && cm.Annotations[AnnotationHolder] != t.holder:
+		return errNotHolder
+	default:
+		t.records = parseRecords(cm)
+	}
+	if !t.taken && t.cm == nil { // an earlier term has reported its breaker
+		t.plan.Breaker.Open = slices.ContainsFunc(slices.Collect(maps.Values(t.records.Lost)), LostNode.opens)
+	}
+	t.store(cm)
+	return nil
+}
+
+// store remembers the ConfigMap.
+func (t *term) store(cm *corev1.ConfigMap) {
+	t.cm = cm
+	version := ""
+	if cm != nil {
+		version = cm.ResourceVersion
+	}
+	t.version.Store(version)
+}
+
+// decide plans with the caches, and again with the lists that the plan needs. The plan is complete without them, if they fail with
+// the error: nothing that depends on them is done.
+func (t *term) decide(ctx context.Context) (r round, err error) {
+	l, fresh, failed := t.listed, false, maps.Clone(t.tried)
+	maps.DeleteFunc(failed, func(_ types.UID, a attempt) bool { return !a.Until.IsZero() })
+	for {
+		o := t.objects(l, fresh)
+		for uid, a := range failed { // the plan has their reasons, however long the pass took
+			a.Until = o.Now.Add(a.delay)
+			t.tried[uid] = a
+		}
+		r.world = newWorld(ctx, t.cfg.Settings, o, t.records, t.caches)
+		r.plan = plan(t.cfg.Settings, r.world, t.records, t.tried)
+		nodes, volumes := r.plan.needsLists(r.world)
+		if !nodes && !volumes {
+			break
+		}
+		l, err = t.deleter.lists(ctx, l, nodes, volumes)
+		if err != nil {
+			break
+		}
+		fresh = fresh || nodes
+	}
+	l.volumes, l.volumesListed = nil, false
+	t.listed = l
+	r.plan.Records.Holder = t.holder
+	for i, h := range r.plan.Hosts {
+		n, recorded := r.plan.Records.Lost[h.Value]
+		if !recorded || len(r.plan.Records.Lost) > maxNext {
+			continue
+		}
+		n.Next = r.plan.sentence(t.cfg.Settings, h)
+		r.plan.Hosts[i].Next, r.plan.Records.Lost[h.Value] = n.Next, n
+	}
+	return r, err
+}
+
+// objects returns what the caches have, and what lists have. fresh: the list of Nodes is of this pass.
+func (t *term) objects(l listed, fresh bool) objects {
+	now := time.Now()
+	o := objects{Now: now, Fresh: fresh, VolumesListed: l.volumesListed, Volumes: t.volumes.List(), Departed: t.departures.since(now)}
+	cached := t.nodes.List()
+	if now.Sub(l.at) < listAge {
+		o.Listed = l.at
+		l.nodes, l.csiNodes = t.departures.without(l)
+	} else {
+		l.nodes, l.csiNodes = nil, nil
+	}
+	o.Nodes, o.CSINodes = merge(cached, l.nodes, fresh), merge(t.csiNodes.List(), l.csiNodes, fresh)
+	if fresh {
+		o.Cached = merge(cached, nil, false)
+	}
+	if l.volumesListed {
+		o.Volumes = l.volumes
+	}
+	if t.deps.Resources != nil {
+		o.Resources = t.deps.Resources.List()
+	}
+	return o
+}
+
+// writeRecords writes the records of a plan if they differ, and takes them over in the first pass. A change of only the
+// sentences is written once a minute. It returns the resourceVersion of the ConfigMap.
+func (t *term) writeRecords(ctx context.Context, r round) (version string, err error) {
+	next, now := r.plan.Records, time.Now()
+	same, sentences := next.equal(t.records), next.withoutNext().equal(t.records.withoutNext())
+	switch {
+	case t.configMap == nil || t.cm == nil && !t.cfg.Deletes() && len(next.Lost) == 0:
+		t.taken = true
+		return "", nil
+	case t.cm != nil && (same || sentences && now.Sub(t.nexts) < time.Minute):
+		return t.cm.ResourceVersion, nil
+	}
+	cm, err := next.configMap(t.cm, t.deps.Namespace, t.deps.Driver)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.cfg.Timeout)
+	defer cancel()
+	err = election.MayCall(ctx)
+	if err != nil {
+		return "", err
+	}
+	if client := t.deps.Client.CoreV1().ConfigMaps(t.deps.Namespace); t.cm == nil {
+		cm, err = client.Create(ctx, cm, metav1.CreateOptions{})
+	} else {
+		cm, err = client.Update(ctx, cm, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return "", fmt.Errorf("writing the records of lost nodes to ConfigMap \"%s/%s\": %w", t.deps.Namespace,
+			ConfigMapName(t.deps.Driver), err)
+	}
+	t.store(cm)
+	t.records, t.taken, t.nexts = parseRecords(cm), true, now
+	return cm.ResourceVersion, nil
+}
+
+// publish adds the problems of this pass to its plan, and publishes the plan with its events.
+func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
+	p := &r.plan
+	for _, err := range []error{failed, unlisted} {
+		if isRefusal(err) {
+			p.Problems = append(p.Problems, refusal(err))
+		}
+	}
+	for resource, err := range t.deps.Informers.Forbidden() {
+		p.problem(CheckForbidden, "Forbidden/"+resource, "listing and watching %s for --node-cleanup=%s: %v%s", resource, t.cfg.mode(),
+			err, grantHint)
+	}
+	for name, node := range r.world.Nodes {
+		if a, failed := t.waits(r, node); failed {
+			a.Reason.Node = name
+			p.Problems = append(p.Problems, a.Reason)
+		}
+	}
+	if failed != nil {
+		for _, node := range r.overdue(t.cfg.Settings) {
+			if t.cfg.optOut("Node", node) != "" {
+				p.problem(CheckForbidden, "Unrecorded", "The Node has opted out of the cleanup. It keeps its finalizer until the opt-out "+
+					"can be written to ConfigMap %s", ConfigMapName(t.cfg.Driver))
+				p.Problems[len(p.Problems)-1].Node = node.Name
+			}
+		}
+	}
+	for _, e := range events(t.cfg.Settings, t.plan, *p) {
+		t.send(e)
+	}
+	t.plan = *p
+	t.seen.Store(&seen{*p, r.world.Key, r.world.stays})
+}
+
+// waits returns the last attempt at an object, if the next one is not due yet.
+func (t *term) waits(r round, obj metav1.Object) (a attempt, waits bool) {
+	a, failed := t.tried[obj.GetUID()]
+	return a, failed && r.world.Now.Before(a.Until)
+}
+
+// carryOut does the due steps, then the releases, and adds the missing finalizers, several at a time. The next pass decides about
+// what it does not reach.
+func (t *term) carryOut(ctx context.Context, r round) (next time.Time, err error) {
+	work := []map[types.UID]func() error{{}, {}, {}}
+	for _, h := range r.plan.Hosts {
+		for _, st := range h.Steps {
+			phase := 0
+			if st.Kind == KindResource {
+				phase = 1
+			}
+			if st.due() { // a volume of several hosts has one step
+				work[phase][st.Item.target(st.Kind)] = func() error { return t.deleter.delete(ctx, r, st) }
+			}
+		}
+		for _, release := range h.Releases {
+			if _, waits := t.waits(r, release.Node); !waits {
+				work[2][release.Node.UID] = func() error { return t.deleter.release(ctx, r.world.Key, release) }
+			}
+		}
+	}
+	for _, name := range r.plan.Protect {
+		node := r.world.Nodes[name]
+		if _, waits := t.waits(r, node); !waits {
+			work[2][node.UID] = func() error { return t.deleter.protect(ctx, node) }
+		}
+	}
+	next, end := r.plan.Next, r.world.Now.Add(passTime)
+	for _, phase := range work {
+		if len(phase) > 0 {
+			next, err = t.do(ctx, phase, next, end)
+		}
+		if err != nil {
+			return next, err
+		}
+	}
+	maps.DeleteFunc(t.tried, func(_ types.UID, a attempt) bool {
+		return !a.Until.IsZero() && r.world.Now.Sub(a.Until) > departedAge
+	})
+	return next, nil
+}
+
+// do does the work for each object, and remembers what has failed. It returns the time of the next pass, which is soon unless
+// the rate limit delays all of it, and an error if this term is over.
+func (t *term) do(ctx context.Context, work map[types.UID]func() error, next, end time.Time) (time.Time, error) {
+	var mu sync.Mutex
+	var over error
+	limited := 0
+	var workers errgroup.Group
+	workers.SetLimit(max(1, t.cfg.Workers))
+	for uid, act := range work {
+		if ctx.Err() != nil || !time.Now().Before(end) {
+			break
+		}
+		workers.Go(func() error {
+			err := recovered(act)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				delete(t.tried, uid)
+			case errors.Is(err, errLimited):
+				limited++
+			case errors.Is(err, errChanged):
+			case errors.Is(err, election.ErrLost):
+				over = err
+			default:
+				klog.FromContext(ctx).Error(err, "Cleanup after a lost node failed", "uid", uid)
+				t.tried[uid] = t.tried[uid].next(err, t.cfg.RetryIntervalStart, t.cfg.RetryIntervalMax)
+			}
+			return nil
+		})
+	}
+	_ = workers.Wait()
+	at := time.Now().Add(passInterval)
+	if limited == len(work) {
+		at = time.Now().Add(time.Duration((1 - t.limiter.TokensAt(time.Now())) / t.cfg.NodeCleanupQPS * float64(time.Second)))
+	}
+	if at.Before(next) {
+		next = at
+	}
+	if errors.Is(over, errNotHolder) {
+		t.end(over)
+	}
+	return next, over
+}
+
+// recovered calls act, and returns its panic as an error.
+func recovered(act func() error) (err error) {
+	defer workloop.Recover(&err)
+	return act()
 }

@@ -1,38 +1,28 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodecleanup deletes the claims and volumes of nodes that were deleted.
+// Package nodecleanup cleans up after nodes that were deleted.
 //
-// A volume of a node-local driver names its node by a value of the topology key in its node
-// affinity. Such a value is a host. A host is in one of these states:
+// A volume of a node-local driver names its node by a value of the topology key in its node affinity. Such a value is a
+// host. A host is in one of these states:
 //
 //	present ──► deleting ──► missing ──► its record ends, when nothing of it is left
 //	   ▲            │           │
-//	   └────────────┴───────────┘ a live read finds a Node: its record ends
+//	   └────────────┴───────────┘ lists of all Nodes have its Node: its record ends
 //
 // The states are:
-//   - present: a Node exists. Nothing is deleted.
-//   - deleting: its Node is being deleted and waits for our finalizer. After --node-delete-grace its
-//     claims are deleted, then its custom resources, then the finalizer is removed. The finalizer is
-//     also removed, and the claims are left, if the host is held or at --node-finalizer-timeout.
-//   - missing: no Node exists. After --node-missing-grace, or an approval, its claims are deleted, in
-//     mode volumes also the volumes that the driver can no longer delete, then its custom resources.
-//   - unclear: a CSINode or a Node exists that may be its node. Nothing is deleted, and a later
-//     absence has its full grace. A hold remains.
+//   - present: a Node exists that is not being deleted. Nothing is deleted.
+//   - deleting: its Node is being deleted and waits for our finalizer. After --node-delete-grace its claims are deleted, then
+//     its custom resources, then the finalizer is removed.
+//   - missing: no Node exists. After --node-missing-grace, or an approval, its claims are deleted, in mode volumes also the
+//     volumes that the driver can no longer delete, then its custom resources.
+//   - unclear: a CSINode or a Node exists that may be its node. Nothing is deleted, and a later absence has its full grace.
 //
-// With --node-cleanup-scope=opt-in the StorageClass or the claim must opt in. In each scope every
-// owner, and the Node, can opt out, see [Policy.refusal].
+// Lost nodes are few, and every decision is about all of them. So a pass reads the cluster ([newWorld]), decides ([plan]),
+// writes the records, and carries out the due deletions. Only [mayClean] permits a deletion. It judges the caches for the plan, and live
+// reads before the request.
 //
-// The breaker holds the hosts with something to delete if too many are lost at the same time. Only an
-// approval for this loss, or the return of the Node, ends a hold. A removal is planned, and neither
-// counted nor held from then on, if its Node was cordoned and no pod used a volume on it any more when it was deleted.
-//
-// The command cleanup ([Cleanup]) does the same for one missing Node that an administrator names.
-// The opt-in and --pv-release-grace do not apply. For the named Node, the grace period, --node-cleanup-paths and the
-// breaker do not apply either. All other checks apply, and to the other nodes of a volume also these three.
-//
-// Everything that must outlive the process is in one record per lost host. The records of a driver
-// are in one ConfigMap, see [LostNode]:
+// Everything that must outlive the process is in one record per lost host. The records of a driver are in one ConfigMap:
 //
 //	metadata:
 //	  name: lost-nodes.local.example.com
@@ -44,20 +34,19 @@
 //	  worker-7: '{"node":"worker-7","since":"2026-11-22T09:51:03Z","held":"breaker"}'
 //	  worker-8: '{"node":"worker-8","since":"2026-11-22T09:50:00Z","acted":"2026-11-22T10:05:02Z"}'
 //
-// These rules keep the records true:
+// The promises of the package are numbered. 1 to 19 are the elements of [rules]: a deletion needs the consent of all of them.
+// The others are:
 //
-//  1. A record is written before the node finalizer is removed, and before anything is deleted.
-//  2. A record ends when a live read finds the Node, or when nothing of the host is left. Its hold and approval end with
-//     it. Until the window of the breaker has passed, it keeps the time of the last deletion.
-//  3. Every write carries the resourceVersion. The annotation holder names the term of the leader,
-//     so that an earlier leader can neither write nor delete.
-//  4. If no process has checked the lost nodes for longer than [Settings.ClockGap], their grace starts again before
-//     anything is deleted.
-//  5. The leader writes the ConfigMap again if it is deleted.
-//
-// The queue has one key per host. A sync reads the caches ([gatherer]), decides what the record
-// must contain ([Policy.recordOf]) and what comes next ([Policy.decideHost]). [Policy.nextStep]
-// names the next step for a volume: the claim, the volume, its finalizers. Before each deletion the
-// volume, the node and the cluster are read live, the step is decided again, and [Policy.mayClean]
-// must return no reason against it. The deletion carries the UID and resourceVersion of that read.
+//  20. A deletion carries the UID and the resourceVersion of the live read. A patch of finalizers tests the resourceVersion.
+//  21. A record is written before anything is deleted, and before the finalizer of a Node is removed.
+//  22. Only the process that the annotation holder names, and that has the Lease, writes or deletes.
+//  23. The field since is set, and a record ends, only by lists of the same pass ([nextRecord], [Plan.needsLists]).
+//  24. A hold ends only with an approval or the return of the node. An approval ends with this loss ([nextRecord]).
+//  25. After ten minutes without a check, all graces start again, and approvals end. A since in the future becomes now
+//     ([nextRecord]).
+//  26. The opt-out of a Node is in its record before our finalizer is removed, and outlives the Node ([releases], [nextRecord]).
+//  27. Our finalizer stays until grace and cleanup are over, but not longer than --node-finalizer-timeout, except for 26
+//     ([releases]).
+//  28. Of the finalizers of a PersistentVolume, only those of the driver's provisioner and attacher are removed
+//     ([Settings.removableFinalizers]).
 package nodecleanup

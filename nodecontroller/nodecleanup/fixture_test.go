@@ -18,7 +18,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -45,24 +44,24 @@ const (
 )
 
 const (
-	provisionerFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
-	protectionOfClaims   = "kubernetes.io/pvc-protection"
-	protectionOfVolumes  = "kubernetes.io/pv-protection"
+	protectionOfClaims  = "kubernetes.io/pvc-protection"
+	protectionOfVolumes = "kubernetes.io/pv-protection"
 )
 
 // fixture holds a driver with one node that stays, the real API server and the controller. Names of
 // cluster-scoped objects and of the driver begin with the namespace: scenarios run in parallel.
 type fixture struct {
 	*testing.T
-	cp          *kubetest.ControlPlane
-	client      kubernetes.Interface // of the test, as an administrator
-	ns          string
-	driver, key string
-	optOut      string // annotation by which objects opt in or out
-	cfg         Config
-	user        *rest.Config // of the controller
-	watch       *rest.Config // of its informers
-	locks       keylock.Locks[string]
+	cp            *kubetest.ControlPlane
+	client        kubernetes.Interface // of the test, as an administrator
+	ns            string
+	driver, key   string
+	optOut        string // annotation by which objects opt in or out
+	cfg           Config
+	user          *rest.Config // of the controller
+	watch         *rest.Config // of its informers
+	locks         keylock.Locks[string]
+	withResources bool // the driver has custom resources that belong to nodes
 	requests
 	process // that was started last
 }
@@ -88,8 +87,7 @@ func scenario(t *testing.T, change func(f *fixture)) *fixture {
 	s := DefaultSettings()
 	s.NodeFinalizer, s.NodeFinalizerMode, s.NodeDeleteGrace, s.NodeFinalizerWaitForOthers = f.driver+"/node", FinalizerRemove, 0, false
 	s.NodeCleanup, s.NodeCleanupScope, s.NodeMissingGrace, s.PVReleaseGrace = ModeClaims, ScopeAll, shortGrace, shortGrace
-	s.PVRemovableFinalizers = []string{provisionerFinalizer, kube.AttacherFinalizerPrefix + strings.ReplaceAll(f.driver, ".", "-")}
-	s.UnregisteredGrace, s.LookInterval = shortGrace, checkInterval
+	s.CheckInterval = checkInterval
 	f.cfg = Config{Settings: s, Workers: 4, Timeout: 15 * time.Second, RetryIntervalStart: 100 * time.Millisecond,
 		RetryIntervalMax: time.Second}
 	if change != nil {
@@ -194,7 +192,7 @@ func (f *fixture) prepare(user *rest.Config) process {
 	user = kubetest.Proxy(f.T, user, f.record)
 	api, err := kubernetes.NewForConfig(user)
 	f.must(err)
-	custom, err := dynamic.NewForConfig(user)
+	resources, err := f.customResources(user)
 	f.must(err)
 	watches, err := kubernetes.NewForConfig(f.watch)
 	f.must(err)
@@ -206,7 +204,7 @@ func (f *fixture) prepare(user *rest.Config) process {
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: f.client.CoreV1().Events("")})
 	p.events = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: f.driver})
 	p.c, err = New(f.cfg, Deps{
-		Driver: f.driver, Client: api, Dynamic: custom, Informers: p.informers, Locks: &f.locks, Events: p.events, Registry: p.reg,
+		Driver: f.driver, Client: api, Resources: resources, Informers: p.informers, Locks: &f.locks, Events: p.events, Registry: p.reg,
 		Queues: workloop.NewMetrics(p.reg), Namespace: f.ns,
 	})
 	f.must(err)

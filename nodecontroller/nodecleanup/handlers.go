@@ -4,138 +4,262 @@
 package nodecleanup
 
 import (
+	"context"
+	"errors"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/apimachinery/pkg/types"
+	expiring "k8s.io/apimachinery/pkg/util/cache"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// onChange returns handlers that call changed with every version of an object, and deleted with its last one.
-func onChange[T metav1.Object](changed, deleted func(T)) kube.Handlers[T] {
-	return kube.Handlers[T]{Add: changed, Update: func(_, obj T) { changed(obj) }, Delete: deleted}
+// onChange returns handlers that call changed with every version of an object, and with its last one.
+func onChange[T metav1.Object](changed func(T)) kube.Handlers[T] {
+	return kube.Handlers[T]{Add: changed, Update: func(_, obj T) { changed(obj) }, Delete: changed}
 }
 
-// watch registers the handlers, which update the index on every replica and enqueue hosts during a term.
+// watch registers the handlers. Those of Nodes and CSINodes work on every replica; all enqueue a pass during a term.
 func (c *Controller) watch() {
-	add := c.indexed.Add
-	add(c.csiNodes.Handle(onChange(
-		func(n *storagev1.CSINode) { c.csiNodeChanged(n, true) }, func(n *storagev1.CSINode) { c.csiNodeChanged(n, false) })))
+	add := c.registered.Add
 	add(c.nodes.Handle(kube.Handlers[*corev1.Node]{
-		Add: c.nodeChanged, Update: c.nodeUpdated,
-		Delete: func(n *corev1.Node) { c.enqueue(c.index.dropNode(n, c.policy.annotation, time.Now())...) },
+		Add: func(*corev1.Node) { c.enqueue(true) }, Update: c.nodeUpdated, Delete: c.nodeDeleted,
 	}))
-	add(c.volumes.Handle(onChange(
-		func(pv *corev1.PersistentVolume) { c.enqueueLost(c.index.setVolume(pv.Name, pv)) },
-		func(pv *corev1.PersistentVolume) { c.enqueue(c.index.setVolume(pv.Name, nil)...) })))
-	add(c.claims.Handle(onChange(c.claimChanged, c.claimChanged)))
-	add(c.classes.Handle(onChange(func(class *storagev1.StorageClass) {
-		if class.Provisioner == c.deps.Driver {
-			c.enqueue(recordsKey)
-		}
-	}, nil)))
-	if c.attachments != nil {
-		detached := func(va *storagev1.VolumeAttachment) {
-			if pv := va.Spec.Source.PersistentVolumeName; pv != nil {
-				c.enqueueLost(c.index.volumes.of(*pv))
+	add(c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
+		Add: func(*storagev1.CSINode) { c.enqueue(true) },
+		Update: func(old, n *storagev1.CSINode) {
+			if old.UID != n.UID {
+				c.csiNodeDeleted(old)
 			}
-		}
-		c.indexed.AddUnawaited(c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: detached}))
+			c.enqueue(!equality.Semantic.DeepEqual(kube.DriverOnNode(old, c.cfg.Driver), kube.DriverOnNode(n, c.cfg.Driver)))
+		},
+		Delete: c.csiNodeDeleted,
+	}))
+	add(c.volumes.Handle(onChange(func(pv *corev1.PersistentVolume) { c.enqueue(c.mayBeLost(pv)) })))
+	add(c.claims.Handle(onChange(func(claim *corev1.PersistentVolumeClaim) { c.enqueue(c.isOfLost(claim.Spec.VolumeName)) })))
+	add(c.classes.Handle(onChange(func(class *storagev1.StorageClass) { c.enqueue(class.Provisioner == c.cfg.Driver) })))
+	if c.attachments != nil {
+		c.registered.AddUnawaited(c.attachments.Handle(onChange(func(va *storagev1.VolumeAttachment) {
+			if pv := va.Spec.Source.PersistentVolumeName; pv != nil {
+				c.enqueue(c.isOfLost(*pv))
+			}
+		})))
 	}
 	if c.configMap != nil {
-		c.indexed.AddUnawaited(c.configMap.Handle(onChange(func(cm *corev1.ConfigMap) {
-			for _, r := range ParseLostNodes(cm) {
-				if r.OptedOut {
-					c.index.amend(r.Value, r.UID, func(l *lastSeen) { l.recorded = true })
-				}
-			}
-			if t := c.term.Load(); t != nil && t.records.version() != cm.ResourceVersion {
-				c.enqueue(recordsKey)
-			}
-		}, func(*corev1.ConfigMap) { c.enqueue(recordsKey) })))
+		c.registered.AddUnawaited(c.configMap.Handle(onChange(func(cm *corev1.ConfigMap) {
+			c.enqueue(c.version.Load() != cm.ResourceVersion)
+		})))
+	}
+	if c.deps.Resources != nil {
+		c.deps.Resources.OnChange(func(node string) {
+			s := c.seen.Load()
+			c.enqueue(s == nil || !s.stays[node])
+		})
 	}
 }
 
-// enqueue enqueues hosts during a term.
-func (c *Controller) enqueue(hosts ...string) {
-	if t := c.term.Load(); t != nil {
-		for _, host := range hosts {
-			t.queue.Add(host)
-		}
+// enqueue enqueues a pass during a term, if an event is relevant.
+func (c *Controller) enqueue(relevant bool) {
+	if queue := c.queue.Load(); queue != nil && relevant {
+		queue.Add(c.cfg.Driver)
 	}
 }
 
-// enqueueLost enqueues the hosts without a Node, or whose Nodes are all being deleted.
-func (c *Controller) enqueueLost(hosts []string) {
-	c.enqueue(slices.DeleteFunc(slices.Clone(hosts), c.index.stays)...)
+// mayBeLost reports whether a value of pv meant no Node that stays in the last plan.
+func (c *Controller) mayBeLost(pv *corev1.PersistentVolume) bool {
+	s := c.seen.Load()
+	if s == nil {
+		return true
+	}
+	values, _ := localValues(pv, c.cfg.Driver, s.key)
+	return slices.ContainsFunc(values, func(value string) bool { return !s.stays[value] })
 }
 
-func (c *Controller) csiNodeChanged(n *storagev1.CSINode, exists bool) {
-	var entry *storagev1.CSINodeDriver
-	if exists {
-		entry = kube.DriverOnNode(n, c.deps.Driver)
-	}
-	touched, rekeyed := c.index.setCSINode(n.Name, entry, exists)
-	if rekeyed {
-		c.reindex()
-	}
-	c.enqueue(touched...)
+// isOfLost is mayBeLost for the volume with a name.
+func (c *Controller) isOfLost(volume string) bool {
+	pv, ok := c.volumes.Get(volume)
+	return ok && c.mayBeLost(pv)
 }
 
-// reindex sets all volumes again, for another topology key. The index has done so for the Nodes: a Node of the cache may be
-// deleted meanwhile.
-func (c *Controller) reindex() {
-	for _, pv := range c.volumes.List() {
-		c.index.setVolume(pv.Name, pv)
-	}
-	c.enqueue(recordsKey)
+func (c *Controller) nodeDeleted(node *corev1.Node) {
+	c.losses.Add(1)
+	c.departures.add(c.cfg.Settings, node, node)
+	c.enqueue(true)
 }
 
-func (c *Controller) nodeChanged(node *corev1.Node) {
-	before, _ := c.index.ambiguous()
-	c.enqueue(c.index.setNode(node)...)
-	if bare, _ := c.index.ambiguous(); !slices.Equal(before, bare) {
-		c.enqueue(recordsKey)
-	}
+func (c *Controller) csiNodeDeleted(n *storagev1.CSINode) {
+	c.losses.Add(1)
+	c.departures.addCSINode(n.UID)
+	c.enqueue(true)
 }
 
 // nodeUpdated enqueues nothing for what kubelets write periodically.
 func (c *Controller) nodeUpdated(old, node *corev1.Node) {
-	if old.UID == node.UID && old.DeletionTimestamp.Equal(node.DeletionTimestamp) && slices.Equal(old.Finalizers, node.Finalizers) &&
-		equality.Semantic.DeepEqual(old.Labels, node.Labels) && slices.Equal(ownNames(old), ownNames(node)) &&
-		isReady(old) == isReady(node) && old.Spec.Unschedulable == node.Spec.Unschedulable &&
-		old.Annotations[c.policy.annotation] == node.Annotations[c.policy.annotation] && !c.unprotected(node) {
-		c.index.setNode(node)
+	switch {
+	case old.UID != node.UID: // the deletion was not observed
+		c.nodeDeleted(old)
 		return
+	case old.DeletionTimestamp == nil && node.DeletionTimestamp != nil:
+		c.losses.Add(1)
 	}
-	var former []string
-	if old.UID != node.UID { // the deletion was not observed
-		former = c.index.dropNode(old, c.policy.annotation, time.Now())
+	for label, value := range old.Labels {
+		if node.Labels[label] != value {
+			c.departures.add(c.cfg.Settings, old, node) // it may be the label of the topology key
+			break
+		}
 	}
-	c.nodeChanged(node)
-	c.enqueue(former...)
+	annotation := CleanupAnnotation(c.cfg.Driver)
+	c.enqueue(!old.DeletionTimestamp.Equal(node.DeletionTimestamp) || !slices.Equal(old.Finalizers, node.Finalizers) ||
+		!maps.Equal(old.Labels, node.Labels) || !slices.Equal(ownNames(old), ownNames(node)) ||
+		old.Annotations[annotation] != node.Annotations[annotation] || old.Spec.Unschedulable != node.Spec.Unschedulable ||
+		node.DeletionTimestamp != nil && isReady(old) != isReady(node) || c.unprotected(node))
 }
 
-// unprotected reports whether [term.protect] adds our finalizer to a Node. Another client may have removed it before the
-// watch observed that the controller added it.
+// unprotected reports whether a pass adds our finalizer to a Node. Another client may have removed it before the watch observed
+// that this process has added it.
 func (c *Controller) unprotected(node *corev1.Node) bool {
-	registered, _ := c.index.registered(node.Name)
-	return c.policy.NodeFinalizerMode == FinalizerManage && registered && node.DeletionTimestamp == nil &&
-		!slices.Contains(node.Finalizers, c.policy.NodeFinalizer)
+	csiNode, _ := c.csiNodes.Get(node.Name)
+	return c.cfg.NodeFinalizerMode == FinalizerManage && node.DeletionTimestamp == nil &&
+		!slices.Contains(node.Finalizers, c.cfg.NodeFinalizer) && kube.DriverOnNode(csiNode, c.cfg.Driver) != nil
 }
 
-func (c *Controller) claimChanged(claim *corev1.PersistentVolumeClaim) {
-	if name := claim.Spec.VolumeName; name != "" {
-		c.enqueueLost(c.index.volumes.of(name))
-		return
+// departedAge is the time for which deleted Nodes are remembered. The records outlive it.
+const departedAge = time.Hour
+
+// departures are the Nodes and CSINodes that were deleted lately, and the former labels of Nodes. The zero value is ready for use.
+type departures struct {
+	mu       sync.Mutex
+	nodes    []departed
+	csiNodes map[types.UID]time.Time
+}
+
+// add remembers the last state of a Node, or its state before its labels changed. It had opted out if one of the two states has.
+func (d *departures) add(s Settings, last, node *corev1.Node) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.nodes = append(d.nodes, departed{
+		Name: last.Name, UID: last.UID, Labels: last.Labels, Created: last.CreationTimestamp.Time, At: time.Now(),
+		OptedOut: s.optOut("Node", last) != "" || s.optOut("Node", node) != "",
+	})
+}
+
+func (d *departures) addCSINode(uid types.UID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.csiNodes == nil {
+		d.csiNodes = map[types.UID]time.Time{}
 	}
-	name := claim.Annotations[storagehelpers.AnnSelectedNode]
-	if t := c.term.Load(); name != "" && t != nil && c.policy.NodeCleanupUnbound == UnboundDelete {
-		c.enqueueLost([]string{t.hostNamed(name)})
+	d.csiNodes[uid] = time.Now()
+}
+
+// since forgets the older ones, and returns the Nodes of the last departedAge.
+func (d *departures) since(now time.Time) []departed {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.nodes = slices.DeleteFunc(d.nodes, func(n departed) bool { return now.Sub(n.At) > departedAge })
+	maps.DeleteFunc(d.csiNodes, func(_ types.UID, at time.Time) bool { return now.Sub(at) > departedAge })
+	return slices.Clone(d.nodes)
+}
+
+// without returns the Nodes and CSINodes of l whose deletion was not observed.
+func (d *departures) without(l listed) (nodes []*corev1.Node, csiNodes []*storagev1.CSINode) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	gone := map[types.UID]bool{}
+	for _, n := range d.nodes {
+		gone[n.UID] = true
 	}
+	for _, n := range l.nodes {
+		if !gone[n.UID] {
+			nodes = append(nodes, n)
+		}
+	}
+	for _, n := range l.csiNodes {
+		if d.csiNodes[n.UID].IsZero() {
+			csiNodes = append(csiNodes, n)
+		}
+	}
+	return nodes, csiNodes
+}
+
+// caches is the [reader] that reads from the caches. It reads Namespaces, which are not watched, from the API server.
+type caches struct {
+	c          *Controller
+	live       apiServer
+	namespaces *expiring.Expiring // that were read lately
+}
+
+// fromCache returns the object with a key, or nil if the cache does not have it.
+func fromCache[T any](get func(string) (*T, bool), key string) (*T, error) {
+	obj, ok := get(key)
+	if !ok {
+		return nil, nil
+	}
+	return obj, nil
+}
+
+func (r caches) volume(_ context.Context, name string) (*corev1.PersistentVolume, error) {
+	return fromCache(r.c.volumes.Get, name)
+}
+
+func (r caches) class(_ context.Context, name string) (*storagev1.StorageClass, error) {
+	return fromCache(r.c.classes.Get, name)
+}
+
+func (r caches) node(_ context.Context, name string) (*corev1.Node, error) {
+	return fromCache(r.c.nodes.Get, name)
+}
+
+func (r caches) csiNode(_ context.Context, name string) (*storagev1.CSINode, error) {
+	return fromCache(r.c.csiNodes.Get, name)
+}
+
+func (r caches) claim(_ context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+	return fromCache(r.c.claims.Get, namespace+"/"+name)
+}
+
+// namespace reads at most twice in [Settings.CheckInterval], so that each check has a new one.
+func (r caches) namespace(ctx context.Context, name string) (*corev1.Namespace, error) {
+	if ns, ok := r.namespaces.Get(name); ok {
+		ns, _ := ns.(*corev1.Namespace)
+		return ns, nil
+	}
+	ns, err := r.live.namespace(ctx, name)
+	if err == nil {
+		r.namespaces.Set(name, ns, r.c.cfg.CheckInterval/2)
+	}
+	return ns, err
+}
+
+// The plan has the names of all Nodes, and the custom resources.
+func (r caches) labelled(context.Context, string, string) ([]*corev1.Node, error) { return nil, nil }
+func (r caches) resource(context.Context, string) (*Resource, error)              { return nil, nil }
+
+var errPodsUnknown = errors.New("the cache of pods is not complete")
+
+func (r caches) pods(_ context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error) {
+	switch {
+	case r.c.pods == nil: // nothing is deleted
+		return nil, nil
+	case !r.c.pods.Synced():
+		return nil, errPodsUnknown
+	}
+	return r.c.pods.ByIndex(kube.ByClaim, kube.Key(claim)), nil
+}
+
+func (r caches) attachments(_ context.Context, volume string) (names []string, err error) {
+	if r.c.attachments == nil {
+		return nil, nil
+	}
+	for _, va := range r.c.attachments.ByIndex(kube.ByVolume, volume) {
+		names = append(names, va.Name)
+	}
+	return names, nil
 }

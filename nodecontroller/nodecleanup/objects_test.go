@@ -434,12 +434,8 @@ func (f *fixture) untouched(objects ...metav1.Object) {
 
 // records returns the records in the ConfigMap, by value.
 func (f *fixture) records(ctx context.Context) (map[string]LostNode, error) {
-	list, err := ReadLostNodes(ctx, f.client, f.ns, f.driver)
-	all := map[string]LostNode{}
-	for _, n := range list {
-		all[n.Value] = n
-	}
-	return all, err
+	cm, err := apiServer{client: f.client, timeout: time.Minute}.configMap(ctx, f.ns, f.driver)
+	return parseRecords(cm).Lost, err
 }
 
 // untilRecord waits until check accepts the record of a lost node; nil means that there is none.
@@ -514,22 +510,14 @@ func (f *fixture) changeRecords(change func(cm *corev1.ConfigMap)) {
 	})
 }
 
-// approve lets an administrator approve the clean-up of nodes, by their short names, or of "*".
-func (f *fixture) approve(until string, nodes ...string) {
+// approve lets an administrator approve the clean-up of nodes, by their short names.
+func (f *fixture) approve(nodes ...string) {
 	f.Helper()
 	names := make([]string, len(nodes))
 	for i, n := range nodes {
-		if names[i] = n; n != "*" {
-			names[i] = f.name(n)
-		}
+		names[i] = f.name(n)
 	}
-	f.changeRecords(func(cm *corev1.ConfigMap) {
-		cm.Annotations[AnnotationApprove] = strings.Join(names, ",")
-		delete(cm.Annotations, AnnotationApproveUntil)
-		if until != "" {
-			cm.Annotations[AnnotationApproveUntil] = until
-		}
-	})
+	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationApprove] = strings.Join(names, ",") })
 }
 
 // event waits for an event about an object whose message contains part.

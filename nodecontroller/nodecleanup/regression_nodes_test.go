@@ -29,7 +29,7 @@ func TestApprovalIsForOneLoss(t *testing.T) {
 	f.observed("a")
 	f.deleteNode("n")
 	f.missing("n")
-	f.approve("", "n")
+	f.approve("n")
 	f.claimDeleted("a")
 	f.node("n")
 	f.event("PersistentVolume", f.name("pv-a"), "NodeReturned", "")
@@ -41,27 +41,8 @@ func TestApprovalIsForOneLoss(t *testing.T) {
 	f.deleteNode("n")
 	f.missing("n")
 	f.stays(2*shortGrace, pvc)
-	f.approve("", "n")
+	f.approve("n")
 	f.claimDeleted("b")
-}
-
-// TestApprovalBeforeTheLoss waits in the annotation until the node is lost, and is used for that loss only.
-func TestApprovalBeforeTheLoss(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = time.Hour })
-	f.node("n")
-	f.bound("a", "n")
-	f.start()
-	f.approve("", "n")
-	f.observed("a")
-	f.deleteNode("n")
-	f.claimDeleted("a")
-	f.node("n")
-	f.noRecord("n")
-	_, pvc := f.bound("b", "n")
-	f.observed("b")
-	f.deleteNode("n")
-	f.missing("n")
-	f.stays(2*shortGrace, pvc)
 }
 
 // TestStaleCacheReleasesNoHold: a new leader still has the lost Node in its cache.
@@ -86,28 +67,6 @@ func TestStaleCacheReleasesNoHold(t *testing.T) {
 	if returned := f.messages("PersistentVolume", f.name("pv-c2"), "NodeReturned"); len(returned) > 0 {
 		t.Errorf("events of a return: %q", returned)
 	}
-}
-
-// TestStaleCacheReleasesNoDeletedNode: a new leader does not see yet that a Node without the driver is being deleted.
-func TestStaleCacheReleasesNoDeletedNode(t *testing.T) {
-	f := scenario(t, manage)
-	f.node("n", f.cfg.NodeFinalizer)
-	f.registered("n", "")
-	use, release := f.stale("nodes")
-	f.deleteNode("n")
-	f.patchNode("n", fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, f.optOut, disabled))
-	use()
-	f.start()
-	f.eventually("removal of the finalizer", func(context.Context) error {
-		if len(f.asked("PATCH nodes/n")) == 0 {
-			return errors.New("not tried")
-		}
-		return nil
-	})
-	f.finalizers("n", f.cfg.NodeFinalizer)
-	release()
-	f.event("Node", f.name("n"), "NodeCleanupSkipped", f.optOut) // its record ends at once, as it has no volume
-	f.nodeDeleted("n")
 }
 
 // TestLimitOutlivesTheLeader: nodes that one leader cleaned up count for the next one.
@@ -160,7 +119,7 @@ func TestHoldHasNoTimeout(t *testing.T) {
 		f.says("StorageClass", "c", nil)
 		f.stays(3*shortGrace, f.getClaim("c1"))
 		f.held("n1")
-		f.approve("", "n1")
+		f.approve("n1")
 		f.claimDeleted("c1")
 	})
 	t.Run("the_topology_key_is_unknown", func(t *testing.T) {
@@ -261,21 +220,6 @@ func TestTopologyKeyIsUnknown(t *testing.T) {
 			f.stays(2*shortGrace, pvc)
 		})
 	}
-	t.Run("finalizers_stay_where_volumes_are", func(t *testing.T) {
-		f := scenario(t, manage)
-		f.nodeAs("n", "id", "id")
-		f.bound("a", "id")
-		f.start()
-		f.finalizers("n", f.cfg.NodeFinalizer)
-		f.finalizers("keep", f.cfg.NodeFinalizer)
-		f.registered("n", "")
-		f.registered("keep", "")
-		f.finalizers("keep") // without volumes
-		f.passed(time.Now(), 2*shortGrace)
-		f.finalizers("n", f.cfg.NodeFinalizer)
-		f.removeVolume("pv-a")
-		f.finalizers("n")
-	})
 }
 
 // TestReturnByItsName: a node that returns with another label is still the lost one, until it is deleted again.
@@ -415,33 +359,10 @@ func TestNoCheckForLong(t *testing.T) {
 	}
 }
 
-// TestOtherCluster: another API server answers later, as after a change of its address.
-func TestOtherCluster(t *testing.T) {
-	f := scenario(t, nil)
-	var other atomic.Bool
-	f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		if other.Load() && r.URL.Path == "/api/v1/namespaces/"+metav1.NamespaceSystem {
-			readAs(w, corev1.Namespace{
-				TypeMeta:   metav1.TypeMeta{Kind: "Namespace", APIVersion: "v1"},
-				ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "other"},
-			})
-			return
-		}
-		pass.ServeHTTP(w, r)
-	})
-	pv, pvc := f.bound("a", "n")
-	f.onlyWrites()
-	f.start()
-	f.missing("n")
-	other.Store(true)
-	f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "kube-system")
-	f.stays(shortGrace, pv, pvc)
-}
-
 // TestOptInLater: a class opts in after the loss.
 func TestOptInLater(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupScope = UnboundDelete, ScopeOptIn })
-	f.selecting("a", "n")
+	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupScope = ScopeOptIn })
+	f.bound("a", "n")
 	f.start()
 	f.event("PersistentVolumeClaim", "a", "NodeCleanupSkipped", f.optOut)
 	f.says("StorageClass", "c", enabled)
@@ -456,8 +377,8 @@ func TestOptOutOfANode(t *testing.T) {
 		resources := f.installLogicalVolumes()
 		f.node("n", f.cfg.NodeFinalizer)
 		f.says("Node", "n", disabled)
-		pvc := f.selecting("a", "n")
-		resources.create("lv", "n")
+		_, pvc := f.bound("a", "n")
+		resources.create("lv", "n", "pv-a")
 		f.start()
 		f.observedNodes()
 		f.deleteNode("n")
@@ -568,25 +489,6 @@ func TestOptOutOfANode(t *testing.T) {
 	})
 }
 
-// TestFinalizerPathOnly: lost nodes without our finalizer are neither cleaned up nor counted.
-func TestFinalizerPathOnly(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupPaths = []string{PathFinalizer} })
-	f.node("g")
-	pv, kept := f.bound("g", "g")
-	f.node("n", f.cfg.NodeFinalizer)
-	f.bound("a", "n")
-	f.onlyWrites("DELETE "+claimA, "PATCH nodes/n")
-	f.start()
-	f.observed("g")
-	f.observed("a")
-	f.deleteNode("g")
-	f.stays(2*shortGrace, pv, kept)
-	f.deleteNode("n")
-	f.claimDeleted("a")
-	f.nodeDeleted("n")
-	f.untouched(pv, kept)
-}
-
 // TestFinalizerWasRemoved: an administrator removed our finalizer from a Node that is being deleted.
 func TestFinalizerWasRemoved(t *testing.T) {
 	f := scenario(t, func(f *fixture) { f.cfg.NodeDeleteGrace = 2 * shortGrace })
@@ -625,15 +527,12 @@ func TestFinalizerIsIgnored(t *testing.T) {
 
 // TestNamespacesBeforeAHold: claims of namespaces that have opted out do not count for the breaker.
 func TestNamespacesBeforeAHold(t *testing.T) {
-	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound, f.cfg.NodeCleanupWindow = UnboundDelete, shortGrace })
+	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupWindow = shortGrace })
 	ten(f)
 	ns := f.refusing()
 	for i := range 4 {
 		f.boundIn(ns, fmt.Sprintf("a%d", i), []string{"n3"}, nil, nil)
 	}
-	f.claimIn(ns, "unbound", func(pvc *corev1.PersistentVolumeClaim) {
-		pvc.Annotations["volume.kubernetes.io/selected-node"] = f.name("n3")
-	})
 	f.start()
 	f.observed("c1")
 	for _, n := range []string{"n1", "n3"} {

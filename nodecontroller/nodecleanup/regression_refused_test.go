@@ -9,27 +9,20 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/util/retry"
-	"k8s.io/klog/v2"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 func patient(f *fixture) { f.cfg.NodeFinalizerTimeout = 5 * time.Minute }
-
-func swept(f *fixture) { parity(f); f.cfg.NodeCleanupResourceSweep = time.Second }
 
 // impossible creates a released volume whose claimRef cannot be the name of a claim.
 func (f *fixture) impossible(name, node, namespace string) {
@@ -57,8 +50,8 @@ func TestOneRefusalOfATerminatingNode(t *testing.T) {
 		f.claimDeleted("b")
 		f.claimDeleted("c")
 		f.event("PersistentVolume", f.name("pv-a"), "NodeCleanupBlocked", denial)
-		f.atLeast(refused, 2)
-		f.finalizers("n", f.cfg.NodeFinalizer)
+		f.atLeast(refused, 1)
+		f.nodeDeleted("n") // the refusal keeps the claim, not the Node
 	})
 	t.Run("the_driver_is_called_for_it", func(t *testing.T) {
 		f := begin(t, func(f *fixture) {})
@@ -80,7 +73,7 @@ func TestOneRefusalOfATerminatingNode(t *testing.T) {
 		resources := f.installLogicalVolumes()
 		f.node("n", f.cfg.NodeFinalizer)
 		f.impossible("a", "n", "")
-		resources.create("lv", "n")
+		resources.create("lv", "n", "")
 		f.start()
 		f.deleteNode("n")
 		f.nodeDeleted("n")
@@ -91,26 +84,12 @@ func TestOneRefusalOfATerminatingNode(t *testing.T) {
 // TestOneRefusalOfALostNode: likewise for a node that does not exist.
 func TestOneRefusalOfALostNode(t *testing.T) {
 	t.Parallel()
-	t.Run("unbound_claim", func(t *testing.T) {
-		f := scenario(t, swept)
-		resources := f.installLogicalVolumes()
-		refused := f.denied(http.MethodDelete, "/"+claimA)
-		for _, claim := range []string{"a", "b", "c"} {
-			f.selecting(claim, "n")
-		}
-		resources.create("lv", "n")
-		f.start()
-		f.claimDeleted("b")
-		f.claimDeleted("c")
-		resources.deleted("lv")
-		f.atLeast(refused, 2)
-	})
 	t.Run("custom_resource", func(t *testing.T) {
-		f := scenario(t, swept)
+		f := scenario(t, parity)
 		resources := f.installLogicalVolumes()
 		refused := f.denied(http.MethodPatch, "/logicalvolumes/la")
 		for _, name := range []string{"la", "lb", "lc"} {
-			resources.create(name, "n")
+			resources.create(name, "n", "")
 		}
 		f.start()
 		resources.deleted("lb", "lc")
@@ -217,7 +196,7 @@ func TestOnlyTheAPIServerKnows(t *testing.T) {
 		resources := f.installLogicalVolumes()
 		f.node("n")
 		_, pvc := f.bound("a", "n")
-		resources.create("lv", "n")
+		resources.create("lv", "n", "pv-a")
 		f.onlyWrites()
 		f.start()
 		f.observed("a")
@@ -277,20 +256,10 @@ func TestMissingPermission(t *testing.T) {
 		allow := f.without("get", "", "namespaces")
 		f.bound("a", "n")
 		f.start()
-		f.event("CSIDriver", f.driver, "NodeCleanupBlocked", "namespaces")
+		f.event("PersistentVolume", f.name("pv-a"), "NodeCleanupBlocked", "namespaces")
 		forbidden(f, true)
 		allow()
 		f.claimDeleted("a")
-		forbidden(f, false)
-	})
-	t.Run("for_the_sweep", func(t *testing.T) {
-		f := scenario(t, swept)
-		f.installLogicalVolumes()
-		allow := f.without("list", f.logicalVolumes().Group, "logicalvolumes")
-		f.start()
-		f.event("CSIDriver", f.driver, "NodeCleanupBlocked", "logicalvolumes")
-		forbidden(f, true)
-		allow()
 		forbidden(f, false)
 	})
 	t.Run("for_a_node", func(t *testing.T) {
@@ -302,18 +271,6 @@ func TestMissingPermission(t *testing.T) {
 		forbidden(f, true)
 		allow()
 		f.finalizers("keep", f.cfg.NodeFinalizer)
-		forbidden(f, false)
-	})
-	t.Run("for_unbound_claims", func(t *testing.T) {
-		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete })
-		pvc := f.selecting("a", "n")
-		allow := f.without("delete", "", "persistentvolumeclaims")
-		f.start()
-		f.eventAbout("forbidden")
-		forbidden(f, true)
-		f.untouched(pvc)
-		allow()
-		f.claimDeleted("a")
 		forbidden(f, false)
 	})
 	t.Run("for_the_records", func(t *testing.T) {
@@ -332,7 +289,6 @@ func TestMissingPermission(t *testing.T) {
 func TestRefusalIsReported(t *testing.T) {
 	t.Parallel()
 	bound := func(f *fixture) { f.bound("a", "n") }
-	unbound := func(f *fixture) { f.selecting("a", "n") }
 	nothing := func(*fixture) {}
 	const records = "/configmaps/lost-nodes.NS.example.com"
 	for name, tc := range map[string]struct {
@@ -349,12 +305,11 @@ func TestRefusalIsReported(t *testing.T) {
 		"claim_with_500": {nothing, 500, "", "DELETE", "/" + claimA, bound, "PersistentVolume", "NS-pv-a"},
 		"volume": {volumes, 422, "", "DELETE", "/persistentvolumes/NS-pv-a", func(f *fixture) { f.released("a", "n", nil) },
 			"PersistentVolume", "NS-pv-a"},
-		"unbound_claim": {swept, 422, "Invalid", "DELETE", "/" + claimA, unbound, "CSIDriver", "NS.example.com"},
-		"custom_resource": {swept, 400, "", "PATCH", "/logicalvolumes/la", func(f *fixture) { f.installLogicalVolumes().create("la", "n") },
-			"CSIDriver", "NS.example.com"},
+		"custom_resource": {parity, 400, "", "PATCH", "/logicalvolumes/la",
+			func(f *fixture) { f.installLogicalVolumes().create("la", "n", "") }, "CSIDriver", "NS.example.com"},
 		"node":                   {manage, 500, "", "PATCH", "/nodes/NS-n", func(f *fixture) { f.node("n") }, "Node", "NS-n"},
 		"records":                {nothing, 422, "Invalid", "PUT", records, bound, "CSIDriver", "NS.example.com"},
-		"records_with_403":       {nothing, 403, "Forbidden", "PUT", records, nothing, "CSIDriver", "NS.example.com"},
+		"records_with_403":       {nothing, 403, "Forbidden", "PUT", records, bound, "CSIDriver", "NS.example.com"},
 		"records_from_the_start": {nothing, 500, "", "POST", "/configmaps", bound, "CSIDriver", "NS.example.com"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -374,7 +329,7 @@ func TestRefusalIsReported(t *testing.T) {
 	}
 }
 
-// TestResponsesThatPass: what the next attempt may not get again is neither logged nor reported.
+// TestResponsesThatPass: what the next attempt may not get again is no refusal.
 func TestResponsesThatPass(t *testing.T) {
 	of := schema.GroupResource{Resource: "nodes"}
 	for err, want := range map[error]bool{
@@ -383,177 +338,9 @@ func TestResponsesThatPass(t *testing.T) {
 		apierrors.NewServerTimeout(of, "get", 1): false, apierrors.NewInternalError(errNone): true, apierrors.NewBadRequest("bad"): true,
 		apierrors.NewServiceUnavailable("starting"): false, apierrors.NewGenericServerResponse(502, "get", of, "n", "", 0, true): false,
 	} {
-		var said, logged []string
-		note := func(_ runtime.Object, _, _, message string) { said = append(said, message) }
-		o := &observer{
-			memories: &memories{policy: newPolicy(settingsOf(0), worldDriver)}, live: newLive(worldClient{w: &world{}}, time.Minute),
-			c: &Controller{notify: newNotifier(note, false)}, forbidden: map[string]bool{},
+		if got := isRefusal(err); got != want {
+			t.Errorf("%v: %t, want %t", err, got, want)
 		}
-		logger := funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{})
-		o.report(klog.NewContext(t.Context(), logger), "host n", err)
-		if len(said) > 0 != want || len(logged) > 0 != want {
-			t.Errorf("%v: events %q, log %q", err, said, logged)
-		}
-	}
-}
-
-// TestCommandAndRefusals: a refusal for one volume does not keep the command from cleaning up the others.
-func TestCommandAndRefusals(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct{ method, suffix, want string }{
-		"claim_may_not_be_deleted": {http.MethodDelete, "/persistentvolumeclaims/b", denial},
-		"claim_cannot_be_read":     {http.MethodGet, "/persistentvolumeclaims/b", denial},
-		"volume_cannot_be_read":    {http.MethodGet, "/persistentvolumes/NS-pv-b", denial},
-		"nothing_is_wrong":         {"NONE", "", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := scenario(t, nil)
-			for _, c := range []string{"a", "b", "c"} {
-				f.bound(c, "n")
-			}
-			f.denied(test.method, strings.ReplaceAll(test.suffix, "NS", f.ns))
-			var out strings.Builder
-			err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
-			failed := err != nil && strings.Contains(err.Error(), test.want) && !errors.Is(err, ErrRefused)
-			if failed != (test.want != "") || err != nil && !failed {
-				t.Errorf("got %v\n%s", err, &out)
-			}
-			for _, c := range []string{"a", "b", "c"} {
-				pvc, err := f.client.CoreV1().PersistentVolumeClaims(f.ns).Get(t.Context(), c, metav1.GetOptions{})
-				deleted := kube.IsNotFound(err) || err == nil && pvc.DeletionTimestamp != nil
-				if want := test.want == "" || c != "b"; deleted != want {
-					t.Errorf("claim %s is deleted: %t\n%s", c, deleted, &out)
-				}
-			}
-		})
-	}
-	t.Run("slow_read", func(t *testing.T) {
-		f := scenario(t, nil)
-		f.bound("a", "n")
-		var slow sync.Once
-		f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-			if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/a") {
-				slow.Do(func() { time.Sleep(5500 * time.Millisecond) }) // a response from which nothing may be deleted
-			}
-			pass.ServeHTTP(w, r)
-		})
-		var out strings.Builder
-		err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
-		if err != nil {
-			t.Errorf("%v\n%s", err, &out)
-		}
-	})
-	t.Run("opted_out", func(t *testing.T) {
-		f := scenario(t, nil)
-		_, pvc := f.boundTo("a", []string{"n"}, nil, func(pvc *corev1.PersistentVolumeClaim) { pvc.Annotations[f.optOut] = disabled })
-		var out strings.Builder
-		err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &out)
-		if !errors.Is(err, ErrRefused) || !strings.Contains(out.String(), f.optOut) {
-			t.Errorf("got %v, %s", err, &out)
-		}
-		f.untouched(pvc)
-	})
-	hour := in(-time.Hour)
-	for name, tc := range map[string]struct{ record, want string }{ // of another node of the volume
-		"opted_out":        {`{"since":"` + hour + `","approved":"` + hour + `","optedOut":true}`, "had the annotation"},
-		"held":             {`{"since":"` + hour + `","held":"breaker"}`, "TooManyNodesLost"},
-		"lost_as_well":     {`{"since":"` + hour + `"}`, "TooManyNodesLost"},
-		"in_its_grace":     {`{"since":"` + in(0) + `","planned":true}`, "Grace"},
-		"without_a_record": {"", "NotRecorded"},
-		"approved":         {`{"since":"` + hour + `","approved":"` + hour + `"}`, ""},
-		"planned":          {`{"since":"` + hour + `","planned":true}`, ""},
-	} {
-		t.Run("another_node_of_the_volume/"+name, func(t *testing.T) {
-			f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace = 30 * time.Minute })
-			_, pvc := f.boundTo("a", []string{"n", "m"}, nil, nil)
-			f.changeRecords(func(cm *corev1.ConfigMap) {
-				if cm.Annotations[AnnotationLastLook] = in(0); tc.record != "" {
-					cm.Data[f.name("m")] = tc.record
-				}
-			})
-			var out strings.Builder
-			request := CleanupRequest{Driver: f.driver, Namespace: f.ns, Node: f.name("n"), Yes: true}
-			err := Cleanup(t.Context(), f.cfg, f.recorded(), request, &out)
-			if tc.want == "" {
-				f.must(err)
-				f.claimDeleted("a")
-				return
-			}
-			if !errors.Is(err, ErrRefused) || !strings.Contains(out.String(), tc.want) || !strings.Contains(out.String(), f.name("m")) {
-				t.Errorf("got %v, %s", err, &out)
-			}
-			f.untouched(pvc)
-		})
-	}
-	t.Run("no_records_in_the_namespace", func(t *testing.T) {
-		f := scenario(t, nil)
-		_, pvc := f.bound("a", "n")
-		request := CleanupRequest{Driver: f.driver, Namespace: f.ns, Node: f.name("n"), Yes: true}
-		err := Cleanup(t.Context(), f.cfg, f.recorded(), request, &strings.Builder{})
-		if err == nil || !strings.Contains(err.Error(), f.ns+"/"+ConfigMapName(f.driver)) || !strings.Contains(err.Error(), "--namespace") {
-			t.Errorf("got %v", err)
-		}
-		f.untouched(pvc)
-	})
-	t.Run("topology_key_is_not_one_of_nodes", func(t *testing.T) {
-		f := scenario(t, nil)
-		f.label("keep", "other-zone")
-		f.nodeAs("z1", "z", "")
-		f.nodeAs("z2", "z", "")
-		_, pvc := f.bound("a", "n")
-		err := Cleanup(t.Context(), f.cfg, f.recorded(), CleanupRequest{Driver: f.driver, Node: f.name("n"), Yes: true}, &strings.Builder{})
-		if err == nil || !strings.Contains(err.Error(), "--topology-node-key") {
-			t.Errorf("got %v", err)
-		}
-		f.untouched(pvc)
-	})
-	t.Run("id_of_a_node_without_label", func(t *testing.T) {
-		f := scenario(t, nil)
-		f.nodeAs("n", "id", "id")
-		_, pvc := f.bound("a", "id")
-		f.label("n", "")
-		request := CleanupRequest{Driver: f.driver, Node: f.name("id"), Yes: true}
-		err := Cleanup(t.Context(), f.cfg, f.recorded(), request, &strings.Builder{})
-		if !errors.Is(err, ErrRefused) {
-			t.Errorf("got %v", err)
-		}
-		f.untouched(pvc)
-	})
-}
-
-// TestCommandWaits: the node returns, under its name or as a host name, while the command waits for a claim.
-func TestCommandWaits(t *testing.T) {
-	t.Parallel()
-	for _, what := range []string{"node", "host_name"} {
-		t.Run(what, func(t *testing.T) {
-			f := scenario(t, nil)
-			f.bound("a", "n")
-			request := CleanupRequest{Driver: f.driver, Node: f.name("n"), Volumes: true, Yes: true, Wait: time.Minute}
-			var out strings.Builder
-			done := make(chan error, 1)
-			go func() { done <- Cleanup(t.Context(), f.cfg, f.recorded(), request, &out) }()
-			f.claimDeleted("a")
-			if what == "node" {
-				f.node("n")
-			} else {
-				f.must(kubetest.CreateNode(t.Context(), f.client, kubetest.NodeSpec{Name: f.name("nb")}))
-				f.patchNode("nb", `{"status":{"addresses":[{"type":"Hostname","address":"`+f.name("n")+`"}]}}`, "status")
-			}
-			lists := len(f.asked("GET csinodes"))
-			f.eventually("the command has listed all nodes", func(context.Context) error { // the first list may be in progress
-				if len(done) == 0 && len(f.asked("GET csinodes")) < lists+2 {
-					return errors.New("it has not")
-				}
-				return nil
-			})
-			f.release("a")
-			if err := <-done; !errors.Is(err, ErrRefused) {
-				t.Errorf("got %v, %s", err, &out)
-			}
-			if pv := f.getVolume("pv-a"); pv.DeletionTimestamp != nil {
-				t.Errorf("the volume is deleted: %s", &out)
-			}
-		})
 	}
 }
 
@@ -562,32 +349,30 @@ func TestApproveCommand(t *testing.T) {
 	f, claims := twoHeld(t, nil)
 	request := ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("n1")}}
 	var plan strings.Builder
-	f.must(Approve(t.Context(), f.client, request, &plan))
+	f.must(Approve(t.Context(), f.cfg, f.client, request, &plan))
 	if !strings.Contains(plan.String(), f.name("n1")) {
 		t.Errorf("the plan is %q", &plan)
 	}
 	f.stays(shortGrace, claims[0], claims[1])
 	request.Yes = true
-	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationApproveUntil] = in(-time.Hour) })
-	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); err == nil || !strings.Contains(err.Error(),
-		AnnotationApproveUntil+" has passed") {
-		t.Errorf("after the end of an approval: %v", err)
+	existing := request
+	existing.Nodes = []string{f.name("keep")}
+	if err := Approve(t.Context(), f.cfg, f.client, existing, &strings.Builder{}); !errors.Is(err, ErrRefused) {
+		t.Errorf("approval of a node that exists: %v", err)
 	}
-	request.Yes = false
-	plan.Reset()
-	err := Approve(t.Context(), f.client, request, &plan)
-	if err != nil || !strings.Contains(plan.String(), AnnotationApproveUntil+" has passed") {
-		t.Errorf("the plan after the end of an approval: %v, %q", err, &plan)
-	}
-	f.changeRecords(func(cm *corev1.ConfigMap) { delete(cm.Annotations, AnnotationApproveUntil) })
-	request.Yes = true
 	f.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller may write its records
-		return Approve(t.Context(), f.client, request, &strings.Builder{})
+		return Approve(t.Context(), f.cfg, f.client, request, &strings.Builder{})
 	}))
 	f.claimDeleted("c1")
 	f.stays(shortGrace, claims[1])
 	request.Nodes = nil
-	if err := Approve(t.Context(), f.client, request, &strings.Builder{}); err == nil {
+	if err := Approve(t.Context(), f.cfg, f.client, request, &strings.Builder{}); err == nil {
 		t.Error("all nodes were approved by a request without nodes")
+	}
+	f.stop()
+	f.changeRecords(func(cm *corev1.ConfigMap) { cm.Annotations[AnnotationMode] = string(ModeReport) })
+	request.Held = true
+	if err := Approve(t.Context(), f.cfg, f.client, request, &strings.Builder{}); !errors.Is(err, ErrRefused) {
+		t.Errorf("approval in mode report: %v", err)
 	}
 }

@@ -22,8 +22,8 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 		f.node("m", f.cfg.NodeFinalizer)
 		_, kept := f.boundTo("a", []string{"n"}, nil, func(pvc *corev1.PersistentVolumeClaim) { pvc.Annotations[f.optOut] = disabled })
 		_, retaining := f.boundTo("r", []string{"m"}, retained, nil)
-		resources.create("lva", "n")
-		resources.create("lvr", "m")
+		resources.create("lva", "n", "pv-a")
+		resources.create("lvr", "m", "pv-r")
 		f.onlyWrites("PATCH nodes/n", "PATCH nodes/m")
 		f.start()
 		f.observed("a")
@@ -41,7 +41,7 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 		f.says("Namespace", f.ns, disabled)
 		f.node("n")
 		pv := f.released("a", "n", nil)
-		resources.create("lv", "n")
+		resources.create("lv", "n", "pv-a")
 		f.onlyWrites()
 		f.start()
 		f.observedNodes()
@@ -54,7 +54,7 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 		resources := f.installLogicalVolumes()
 		f.node("n")
 		pv := f.released("a", "n", nil)
-		resources.create("lv", "n")
+		resources.create("lv", "n", "pv-a")
 		f.start()
 		f.observedNodes()
 		f.deleteNode("n")
@@ -70,7 +70,7 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 		pv, pvc := f.boundTo("a", []string{"n"}, func(pv *corev1.PersistentVolume) {
 			pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key = "legacy-" + f.key
 		}, nil)
-		resources.create("lv", "n")
+		resources.create("lv", "n", "pv-a")
 		f.onlyWrites()
 		f.start()
 		f.observedNodes()
@@ -85,11 +85,11 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := scenario(t, parity)
+			f := scenario(t, func(f *fixture) { parity(f); f.cfg.NodeFinalizerTimeout = shortGrace })
 			resources := f.installLogicalVolumes()
 			f.frozen("persistentvolumes")
 			f.node("n", f.cfg.NodeFinalizer)
-			resources.create("lv", "n")
+			resources.create("lv", "n", "pv-a")
 			f.onlyWrites("PATCH nodes/n")
 			f.start()
 			pv, pvc := f.boundTo("a", []string{"n"}, change, nil)
@@ -103,28 +103,24 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 		f := scenario(t, func(f *fixture) {
 			parity(f)
 			f.cfg.NodeMissingGrace = togetherGrace // the node returns within it
-			f.cfg.NodeCleanupResourceSweep = time.Second
 		})
 		resources := f.installLogicalVolumes()
 		f.nodeAs("old", "id", "id")
 		pv, pvc := f.bound("a", "id")
-		resources.create("lv", "old")
-		f.onlyWrites("PATCH logicalvolumes/lv", "DELETE logicalvolumes/lv")
+		resources.create("lv", "old", "pv-a")
+		f.onlyWrites()
 		f.start()
 		f.observed("a")
 		f.deleteNode("old")
 		f.nodeAs("renamed", "id", "id")
 		f.stays(2*togetherGrace, pv, pvc)
 		resources.kept("lv")
-		f.removeClaim("a")
-		f.removeVolume("pv-a")
-		resources.deleted("lv")
 	})
 	t.Run("of_a_node_by_its_id", func(t *testing.T) {
-		f := scenario(t, swept)
+		f := scenario(t, parity)
 		resources := f.installLogicalVolumes()
 		f.nodeAs("n", "n", "uuid")
-		resources.create("lv", "uuid")
+		resources.create("lv", "uuid", "")
 		f.onlyWrites()
 		f.start()
 		f.stays(3 * shortGrace)
@@ -158,9 +154,8 @@ func TestBreakerAndCustomResources(t *testing.T) {
 	begin := func(t *testing.T) (f *fixture, resources customResources) {
 		f = fourLost(t, func(f *fixture) {
 			parity(f)
-			f.cfg.NodeCleanupResourceSweep = shortGrace
 			resources = f.installLogicalVolumes()
-		}, func(_ *fixture, node string) { resources.create("lv"+node, node) })
+		}, func(_ *fixture, node string) { resources.create("lv"+node, node, "") })
 		f.passed(time.Now(), f.cfg.NodeMissingGrace+shortGrace)
 		return f, resources
 	}
@@ -171,7 +166,7 @@ func TestBreakerAndCustomResources(t *testing.T) {
 		if len(list.Items) < 3 {
 			t.Errorf("%d of 4 are left without an approval", len(list.Items))
 		}
-		f.approve("", "n1", "n2", "n3", "n4")
+		f.approve("n1", "n2", "n3", "n4")
 		resources.deleted("lvn1", "lvn2", "lvn3", "lvn4")
 		f.metric(0, breakerOpen)
 	})
@@ -188,23 +183,4 @@ func TestBreakerAndCustomResources(t *testing.T) {
 		f.metric(0, breakerOpen)
 		f.event("CSIDriver", f.driver, "NodeCleanupBreakerClosed", "")
 	})
-}
-
-// TestBreakerHoldsUnboundClaims: unbound claims count and are held, also when few of them are left.
-func TestBreakerHoldsUnboundClaims(t *testing.T) {
-	claims := map[string]*corev1.PersistentVolumeClaim{}
-	f := fourLost(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete }, func(f *fixture, node string) {
-		claims[node] = f.selecting("c"+node, node)
-	})
-	for _, n := range []string{"n2", "n3", "n4"} {
-		f.removeClaim("c" + n)
-	}
-	f.stays(f.cfg.NodeMissingGrace+shortGrace, claims["n1"])
-	f.metric(1, breakerOpen)
-	f.approve("", "n1")
-	f.claimDeleted("cn1")
-	f.metric(0, breakerOpen)
-	if n := f.times("CSIDriver", f.driver, "NodeCleanupBreakerOpen"); n != 1 {
-		t.Errorf("%d events of one trip", n)
-	}
 }

@@ -5,19 +5,14 @@ package nodecleanup
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // reregister has the kubelet of a node register the driver with another topology key, and labels the Node for it.
@@ -121,7 +116,7 @@ func TestNodeDoesNotWaitForTheDriver(t *testing.T) {
 func TestRecordsHaveTheMode(t *testing.T) {
 	f := scenario(t, nil)
 	f.bound("a", "n")
-	for _, mode := range []Mode{ModeReport, ModeDryRun} {
+	for _, mode := range []Mode{ModeReport, ModeClaims} {
 		f.cfg.NodeCleanup = mode
 		f.start()
 		f.missing("n")
@@ -138,93 +133,43 @@ func TestRecordsHaveTheMode(t *testing.T) {
 
 // TestMisspelledOptOut: any value of the annotation but enabled opts out. The reason names an invalid one.
 func TestMisspelledOptOut(t *testing.T) {
-	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
-	p := newPolicy(settingsOf(0), worldDriver)
+	s := DefaultSettings()
+	s.Driver = "local.example.com"
+	annotation := CleanupAnnotation(s.Driver)
 	for _, value := range []string{enabled, disabled, "Disabled", "disable", "false", "off", ""} {
-		m := metav1.ObjectMeta{Name: "x", Annotations: map[string]string{p.annotation: value}}
-		check := func(kind, what, text string) {
-			t.Helper()
-			want := []string{kind + " x has the annotation " + p.annotation + ": disabled"}
+		m := metav1.ObjectMeta{Name: "x", UID: "u", Annotations: map[string]string{annotation: value}}
+		node := &corev1.Node{ObjectMeta: m}
+		node.DeletionTimestamp = &metav1.Time{}
+		for _, kind := range []string{"PersistentVolume", "PersistentVolumeClaim", "StorageClass", "Namespace", "Node"} {
+			f := facts{Item: &item{Owners: map[string]metav1.Object{kind: &m}}}
+			if kind == "Node" {
+				f.Hosts = []hostFacts{{Nodes: []*corev1.Node{node}}}
+			}
+			text := ""
+			checkOptOut(s, f, func(_ time.Time, _, format string, args ...any) { text += fmt.Sprintf(format, args...) })
+			want := []string{kind + " x has the annotation " + annotation + ": disabled"}
 			switch {
-			case value == enabled && strings.Contains(text, p.annotation):
-				t.Errorf("%s of a %s with the value %q: %q", what, kind, value, text)
+			case value == enabled && text != "":
+				t.Errorf("%s with the value %q: %q", kind, value, text)
 			case value == enabled:
-				return
+				want = nil
 			case value != disabled:
-				want = []string{fmt.Sprintf("annotation %s of %s x has the value %q", p.annotation, kind, value),
-					"must be enabled or disabled", "treated as disabled"}
+				want = []string{
+					fmt.Sprintf("annotation %s of %s x has the value %q", annotation, kind, value), "must be enabled or disabled",
+					"treated as disabled",
+				}
 			}
 			for _, part := range want {
 				if !strings.Contains(text, part) {
-					t.Errorf("%s of a %s with the value %q: %q, want %q", what, kind, value, text, part)
+					t.Errorf("%s with the value %q: %q, want %q", kind, value, text, part)
 				}
 			}
 		}
-		for kind, obj := range map[string]metav1.Object{
-			"PersistentVolume":      &corev1.PersistentVolume{ObjectMeta: m},
-			"PersistentVolumeClaim": &corev1.PersistentVolumeClaim{ObjectMeta: m},
-			"StorageClass":          &storagev1.StorageClass{ObjectMeta: m}, "Namespace": &corev1.Namespace{ObjectMeta: m},
-		} {
-			check(kind, "refusal", p.refusal(map[string]metav1.Object{kind: obj}))
+		var d departures
+		d.add(s, node, node)
+		record := LostNode{}.deleting(s, &host{Nodes: []*corev1.Node{node}, Leaving: []*corev1.Node{node}})
+		if last := d.since(time.Now()); record.OptedOut != (value != enabled) || last[0].OptedOut != (value != enabled) {
+			t.Errorf("the record of a Node with the value %q is %+v, its last state %+v", value, record, last)
 		}
-		node := deletingNode("x", "u", now, p.NodeFinalizer)
-		node.Annotations = m.Annotations
-		h := host{value: "x", state: deleting, nodes: []*corev1.Node{node}, recorded: true}
-		h.record = LostNode{Value: "x", Node: "x", UID: "u"}
-		check("Node", "check", fmt.Sprint(p.mayClean(target{hosts: []host{h}}, cluster{now: now})))
-		h.record, _ = p.recordOf(h, cluster{now: now})
-		check("Node", "event", p.decideHost(h, cluster{now: now}, false).message)
-		i := newIndex(worldDriver, worldKey)
-		i.dropNode(node, p.annotation, now)
-		if last, _ := i.lastSeen("x"); h.record.OptedOut != (value != enabled) || last.optedOut != (value != enabled) {
-			t.Errorf("the record of a Node with the value %q is %+v, its last state %+v", value, h.record, last)
-		}
-	}
-}
-
-// TestFailureBeforeTheTimeoutIsShown: a failure that waits for the timeout of our finalizer stays on /statusz.
-func TestFailureBeforeTheTimeoutIsShown(t *testing.T) {
-	r := newActors().begin(0)
-	p := r.replicas[0]
-	p.restart(r.w, r.settings)
-	r.lead(p)
-	denied := errors.New("denied")
-	h := host{value: "n", state: deleting, nodes: []*corev1.Node{deletingNode("n", "u", time.Now(), r.settings.NodeFinalizer)}}
-	for retry, want := range map[time.Duration]error{0: denied, r.settings.NodeFinalizerTimeout: workloop.Waiting{Cause: denied}} {
-		p.c.cfg.RetryIntervalMax = retry
-		if next, err := r.term.bounded(t.Context(), h, time.Time{}, denied); err != want || next.IsZero() != (err == denied) {
-			t.Errorf("with retries every %v: next %v, error %v", retry, next, err)
-		}
-	}
-}
-
-// TestOptOutBeforeTheRelease: at the timeout, only the API server knows that a Node has opted out.
-func TestOptOutBeforeTheRelease(t *testing.T) {
-	for _, value := range []string{disabled, "Disabled"} {
-		synctest.Test(t, func(t *testing.T) {
-			r := newActors().begin(0)
-			r.settings.NodeDeleteGrace = time.Hour
-			p := r.replicas[0]
-			r.w.createNode("keep", "keep", false)
-			r.w.createNode("n", "n", true)
-			r.w.bind("a", "n")
-			p.restart(r.w, r.settings)
-			r.lead(p)
-			r.checkLost(r.term)
-			r.w.deleteNode("n")
-			p.catchUp(r.w)
-			r.sync(r.term, "n")
-			time.Sleep(r.settings.NodeFinalizerTimeout) // of the clock of synctest
-			r.w.editNode("n", func(n *corev1.Node) { n.Annotations = map[string]string{p.c.policy.annotation: value} })
-			r.sync(r.term, "n")
-			if n, _ := r.term.records.get("n"); r.w.nodes["n"] == nil && !n.OptedOut {
-				t.Errorf("a Node with the value %q is released, its record is %+v", value, n)
-			}
-			p.catchUp(r.w)
-			r.sync(r.term, "n")
-			if n, _ := r.term.records.get("n"); r.w.nodes["n"] != nil || !n.OptedOut {
-				t.Errorf("the record of a Node with the value %q is %+v, it exists: %v", value, n, r.w.nodes["n"] != nil)
-			}
-		})
 	}
 }

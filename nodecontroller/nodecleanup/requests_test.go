@@ -46,10 +46,6 @@ var apiPath = regexp.MustCompile(`^/(api/v1|apis/[^/]+/[^/]+)/(namespaces/[^/]+/
 // record records a request and forwards it.
 func (f *fixture) record(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 	line := r.Method + " " + strings.Replace(apiPath.ReplaceAllString(r.URL.Path, ""), "/"+f.ns+"-", "/", 1)
-	var dry bool
-	if r, dry = bodyHas(r, "All"); dry && r.Method == http.MethodDelete || r.URL.Query().Get("dryRun") == "All" {
-		line += " as dry run"
-	}
 	if line != "POST events" && r.URL.Query().Get("watch") == "" { // the events of commands are checked elsewhere
 		f.requests.mu.Lock()
 		f.requests.sent = append(f.requests.sent, sent{line, time.Now()})

@@ -71,7 +71,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f.start()
 		f.metric(1, breakerOpen)
 		f.stays(2*shortGrace, claims[0], claims[1])
-		f.approve("", "n1")
+		f.approve("n1")
 		f.claimDeleted("c1")
 		f.notHeld("n1")
 		f.stays(shortGrace, claims[1])
@@ -99,16 +99,27 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 		f.held("n2")
 		f.stays(3*shortGrace, claims[1])
 	})
-	t.Run("043_approve_all", func(t *testing.T) {
+	t.Run("043_approvals_without_effect", func(t *testing.T) {
 		f, claims := twoHeld(t, nil)
-		f.onlyWrites("DELETE persistentvolumeclaims/c1", "DELETE persistentvolumeclaims/c2")
-		f.approve("", "*")
-		f.eventAbout("approve-until")
-		f.approve(in(-time.Minute), "*")
+		f.onlyWrites()
+		for _, tc := range []struct{ approve, until, why string }{
+			{"*", in(time.Hour), "* has no effect: the value"}, {f.name("n1"), in(time.Hour), f.name("n1") + " has no effect: the value"},
+			{f.name("keep"), "", "no such node is lost"},
+		} {
+			f.changeRecords(func(cm *corev1.ConfigMap) {
+				cm.Annotations[AnnotationApprove] = tc.approve
+				if tc.until != "" {
+					cm.Annotations[annotationApproveUntil] = tc.until
+				}
+			})
+			f.eventAbout(tc.why)
+		}
 		f.stays(shortGrace, claims[0], claims[1])
-		f.approve(in(time.Hour), "*")
-		f.claimDeleted("c1")
-		f.claimDeleted("c2")
+		f.changeRecords(func(cm *corev1.ConfigMap) {
+			if left := cm.Annotations[AnnotationApprove] + cm.Annotations[annotationApproveUntil]; left != "" {
+				t.Errorf("left are %q", left)
+			}
+		})
 	})
 	t.Run("045_no_node_is_left", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupMaxFraction, f.cfg.TopologyNodeKey = 1, f.key })
@@ -133,7 +144,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 	})
 	t.Run("046_rate", func(t *testing.T) {
 		const all = 30
-		f := scenario(t, func(f *fixture) { f.cfg.LookInterval = time.Hour })
+		f := scenario(t, func(f *fixture) { f.cfg.CheckInterval = time.Hour })
 		var may []string
 		for i := range all {
 			f.bound(fmt.Sprintf("c%d", i), "n")
@@ -170,15 +181,14 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			f.node("n", f.cfg.NodeFinalizer)
 			f.bound("a", "n")
 			f.bound("b", "n")
-			f.selecting("unbound", "n")
-			resources.create("lv-a", "n")
-			resources.create("lv-b", "n")
+			resources.create("lv-a", "n", "pv-a")
+			resources.create("lv-b", "n", "pv-b")
 			f.start()
 			f.observedNodes()
 			return f, resources
 		}
 		cleaned := func(f *fixture, resources customResources) {
-			for _, name := range []string{"a", "b", "unbound"} {
+			for _, name := range []string{"a", "b"} {
 				f.claimDeleted(name)
 			}
 			resources.deleted("lv-a", "lv-b")
@@ -194,7 +204,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			f.patchNode("n", noFinalizers)
 			f.deleteNode("n")
 			f.missing("n")
-			f.approve("", "n")
+			f.approve("n")
 			cleaned(f, resources)
 		})
 	})

@@ -167,7 +167,6 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		pv, pvc := f.bound("a", "n")
 		f.onlyWrites()
 		f.start()
-		f.metric(1, "storage_controller_nodes_not_ready")
 		f.stays(2*shortGrace, pv, pvc)
 		f.noRecord("n")
 		f.silent()
@@ -381,38 +380,6 @@ func TestNodecontrollerScenarioOrphans(t *testing.T) {
 		f.untouched(pv, pvc)
 		broken.Store(false)
 		f.claimDeleted("a")
-	})
-	t.Run("039_unbound", func(t *testing.T) {
-		t.Run("ignore", func(t *testing.T) {
-			f := scenario(t, nil)
-			pvc := f.selecting("a", "n")
-			f.onlyWrites()
-			f.start()
-			f.stays(2*shortGrace, pvc)
-		})
-		t.Run("delete", func(t *testing.T) {
-			f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupUnbound = UnboundDelete })
-			f.selecting("a", "n")
-			begin := time.Now()
-			f.onlyWrites("DELETE " + claimA)
-			f.start()
-			f.claimDeleted("a")
-			if d := f.asked("DELETE " + claimA)[0].Sub(begin); d < shortGrace {
-				t.Errorf("deleted after %v", d)
-			}
-		})
-	})
-	t.Run("040_dry_run", func(t *testing.T) {
-		f := scenario(t, func(f *fixture) { f.cfg.NodeCleanup = ModeDryRun })
-		pv, pvc := f.bound("a", "n")
-		f.onlyWrites("DELETE " + claimA + " as dry run")
-		f.start()
-		f.event("PersistentVolume", pv.Name, "NodeMissing", "(dry-run) ")
-		f.event("PersistentVolume", pv.Name, "NodeVolumeClaimDeleted", "(dry-run) ")
-		f.stays(shortGrace, pv, pvc)
-		if n := len(f.asked("DELETE " + claimA + " as dry run")); n != 1 {
-			t.Errorf("%d deletions were sent as dry run", n)
-		}
 	})
 	t.Run("041_forbidden", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { f.cfg.RetryIntervalMax = time.Minute })

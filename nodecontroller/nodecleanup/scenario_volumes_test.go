@@ -4,7 +4,6 @@
 package nodecleanup
 
 import (
-	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 )
@@ -121,21 +121,12 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		}
 	})
 	t.Run("052_static", func(t *testing.T) {
-		t.Run("untouched", func(t *testing.T) {
-			f := scenario(t, volumes)
-			pv := f.released("a", "n", unprovisioned)
-			f.onlyWrites()
-			f.start()
-			f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "--node-cleanup-static")
-			f.stays(2*shortGrace, pv)
-		})
-		t.Run("included", func(t *testing.T) {
-			f := scenario(t, func(f *fixture) { volumes(f); f.cfg.NodeCleanupStatic = true })
-			f.released("a", "n", unprovisioned)
-			f.onlyWrites("PATCH "+volumeA, "DELETE "+volumeA)
-			f.start()
-			f.untilVolume("pv-a", "has only its protection", deletedWith(protectionOfVolumes))
-		})
+		f := scenario(t, volumes)
+		pv := f.released("a", "n", unprovisioned)
+		f.onlyWrites()
+		f.start()
+		f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "has not provisioned it")
+		f.stays(2*shortGrace, pv)
 	})
 	t.Run("053_node_returns_before_the_call", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) { volumes(f); f.cfg.PVReleaseGrace = 3 * shortGrace })
@@ -168,44 +159,34 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "Retain")
 		f.stays(2*shortGrace, pv)
 	})
-	t.Run("055_command", func(t *testing.T) {
-		f := scenario(t, nil)
-		api := f.recorded()
-		f.onlyWrites() // with the node, and for a plan
-		request := CleanupRequest{Driver: f.driver, Node: f.name("n"), Volumes: true, Yes: true, Wait: time.Minute}
-		f.node("n")
-		pv, pvc := f.boundTo("a", []string{"n"}, func(pv *corev1.PersistentVolume) {
-			pv.Finalizers = []string{provisionerFinalizer, protectionOfVolumes}
-		}, nil)
-		var out strings.Builder
-		if err := Cleanup(t.Context(), f.cfg, api, request, &out); !errors.Is(err, ErrRefused) {
-			t.Errorf("with the Node: %v", err)
-		}
-		f.untouched(pv, pvc)
-		f.must(f.client.CoreV1().Nodes().Delete(t.Context(), f.name("n"), metav1.DeleteOptions{}))
-		err := Cleanup(t.Context(), f.cfg, api, request, &out)
-		if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "CSINode") {
-			t.Errorf("with the CSINode: %v", err)
-		}
-		f.untouched(pv, pvc)
-		f.must(f.client.StorageV1().CSINodes().Delete(t.Context(), f.name("n"), metav1.DeleteOptions{}))
-		plan := request
-		plan.Yes = false
-		f.must(Cleanup(t.Context(), f.cfg, api, plan, &out))
-		if !strings.Contains(out.String(), "a") || len(f.asked("DELETE "+claimA)) > 0 {
-			t.Errorf("the plan is %q", &out)
-		}
-		f.untouched(pv, pvc)
-		f.checkWrites()
+	t.Run("055_approve_all", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { volumes(f); f.cfg.NodeCleanupScope, f.cfg.NodeMissingGrace = ScopeOptIn, time.Hour })
+		f.bound("a", "n")
+		kept, claim := f.boundTo("b", []string{"n"}, nil, func(pvc *corev1.PersistentVolumeClaim) { pvc.Annotations[f.optOut] = disabled })
+		shared, both := f.boundTo("c", []string{"n", "m"}, nil, nil)
+		pv := f.getVolume("pv-a")
 		f.onlyWrites("PATCH "+volumeA, "DELETE "+claimA, "DELETE "+volumeA)
-		done := make(chan error, 1)
-		go func() { done <- Cleanup(t.Context(), f.cfg, api, request, &out) }()
+		f.start()
+		f.missing("n")
+		f.missing("m")
+		f.approve("n") // does not agree
+		f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "neither its StorageClass nor its claim")
+		request := ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("n")}, All: true}
+		var plan strings.Builder
+		f.must(Approve(t.Context(), f.cfg, f.client, request, &plan))
+		if text := plan.String(); !strings.Contains(text, "claim "+f.ns+"/a\n") || strings.Count(text, "claim ") != 1 {
+			t.Errorf("the plan is %s", text)
+		}
+		f.untouched(pv, kept, claim, shared, both)
+		request.Yes = true
+		f.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller may write its records
+			return Approve(t.Context(), f.cfg, f.client, request, &strings.Builder{})
+		}))
 		f.claimDeleted("a")
 		f.release("a")
-		f.untilVolume("pv-a", "has only its protection", deletedWith(protectionOfVolumes))
-		if err := <-done; err != nil {
-			t.Errorf("%v\n%s", err, &out)
-		}
-		f.event("PersistentVolume", pv.Name, "NodeVolumeForceRemoved", f.name("n"))
+		f.untilVolume("pv-a", "is deleted", func(pv *corev1.PersistentVolume) bool { return pv == nil || pv.DeletionTimestamp != nil })
+		f.stays(shortGrace, kept, claim, shared, both)
+		f.node("n")
+		f.untilRecord("n", "does not agree to the next loss", func(n *LostNode) bool { return n == nil || !n.ApprovedAll })
 	})
 }

@@ -288,12 +288,12 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	p := e.run("nodecontroller", append(slices.Clone(quick), "--kubeconfig", kubeconfig, "--leader-election", "--http-endpoint=127.0.0.1:0",
 		"--secure-metrics-server",
 		"--topology-node-key", key, "--node-finalizer-mode=manage", "--node-finalizer-wait-for-others=false", "--node-delete-grace=0s",
-		"--node-cleanup=volumes", "--node-cleanup-scope=all", "--node-cleanup-unbound=delete", "--node-cleanup-max-fraction=1",
+		"--node-cleanup=volumes", "--node-cleanup-scope=all", "--node-cleanup-max-fraction=1",
 		"--pv-release-grace=0s",
 		"--node-cleanup-resource=resource=logicalvolumes.v1.topolvm.io,"+
-			"node-field=spec.nodeName,finalizer=topolvm.io/logicalvolume,when=node-terminating",
+			"node-field=spec.nodeName,handle-field=metadata.uid,finalizer=topolvm.io/logicalvolume,when=node-terminating",
 		"--node-cleanup-resource=resource=logicalvolumes.v1.topolvm.cybozu.com,"+
-			"node-field=spec.nodeName,finalizer=topolvm.cybozu.com/logicalvolume,when=node-terminating",
+			"node-field=spec.nodeName,handle-field=metadata.uid,finalizer=topolvm.cybozu.com/logicalvolume,when=node-terminating",
 		"--pvc-finalizer-mode=enforce", "--pvc-finalizer", finalizer, "--pvc-pod-deletion=all", "--pvc-pod-deletion-grace=0s",
 		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed",
 		"--webhook-cert-secret=storage-controller-webhook-certificates",

@@ -469,7 +469,6 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"config: {nodecontroller: {node-cleanup: claims}}":           "set nodecontroller.nodeCleanup",
 		"extraArgs: [--node-finalizer-mode=manage]":                  "set nodecontroller.nodeFinalizerMode",
 		"extraArgs: [--pvc-finalizer-mode=strip]":                    "set nodecontroller.pvcFinalizerMode",
-		"extraArgs: [--node-cleanup-unbound=delete]":                 "set nodecontroller.nodeCleanupUnbound",
 		"nodecontroller: {enabled: true, customResources: [a.b]}":    "'/nodecontroller/customResources/0'",
 		"nodecontroller: {enabled: true, profile: topolvm, customResources: [c.example.com]}\n" +
 			"config: {node-cleanup-resource: ['node-field=n,resource=logicalvolumes.v1.topolvm.io', 'resource=a.v1.b.c,when=x']}": "" +
@@ -900,7 +899,7 @@ commonLabels: {team: storage}
 image: {pullPolicy: Always}
 secrets: {cluster: true}
 provisioner: {crossNamespace: true}
-nodecontroller: {enabled: true, nodeFinalizerMode: manage, nodeCleanup: volumes, nodeCleanupUnbound: delete, pvcFinalizerMode: enforce, nodeDeleteGrace: 1m,
+nodecontroller: {enabled: true, nodeFinalizerMode: manage, nodeCleanup: volumes, pvcFinalizerMode: enforce, nodeDeleteGrace: 1m,
   resizeNudge: true, customResources: [things.example.com], webhooks: {enabled: true}}
 priorityAndFairness: {enabled: true}
 extraArgs: [-v=2]

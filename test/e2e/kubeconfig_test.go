@@ -61,9 +61,9 @@ func TestKubeconfigOfAPerson(t *testing.T) {
 	commands := map[string]string{ // what it says when it has reached the API server
 		"explain pv none-" + e.ns: fmt.Sprintf("PersistentVolume %q: not found", "none-"+e.ns),
 		"doctor" + driver:         "no CSIDriver object",
-		"audit --settle=10ms --csi-address=" + e.plugin.Address():                                  "LIST_VOLUMES",
-		"nodecontroller cleanup --topology-node-key=example.com/node --node=none-" + e.ns + driver: "none-" + e.ns,
-		"nodecontroller remove-finalizers" + driver:                                                "", // no node has it
+		"audit --settle=10ms --csi-address=" + e.plugin.Address(): "LIST_VOLUMES",
+		"nodecontroller approve" + driver:                         "no records of lost nodes",
+		"nodecontroller remove-finalizers" + driver:               "", // no node has it
 	}
 	nowhere := t.TempDir()
 	for name, c := range map[string]struct {

@@ -56,8 +56,8 @@ var rules = map[string][]Rule{
 		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"patch", "delete"}},
 	},
 	"nodecontroller-custom-resources": {
-		{Groups: []string{"topolvm.io"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"list", "patch", "delete"}},
-		{Groups: []string{"topolvm.cybozu.com"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"list", "patch", "delete"}},
+		{Groups: []string{"topolvm.io"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"get", "list", "watch", "patch", "delete"}},
+		{Groups: []string{"topolvm.cybozu.com"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"get", "list", "watch", "patch", "delete"}},
 	},
 	"nodecontroller-leader-election": {
 		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},

@@ -306,7 +306,7 @@ func TestAttempts(t *testing.T) {
 	pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "k", Operator: corev1.NodeSelectorOpIn, Values: []string{"host"}}},
 	}}}}
-	lost := []lostNode{{LostNode: nodecleanup.LostNode{Node: "n", Value: "host"}}}
+	lost := []lostNode{{LostNode: nodecleanup.LostNode{Node: "n", Value: "host"}, driver: "drv"}}
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
 	explainN := func(f *facts) Report { return explainNode(f, "n") }
 	for queue, tt := range map[string]struct {
@@ -318,7 +318,7 @@ func TestAttempts(t *testing.T) {
 		"drv-pvc":                      {"ns/c expand", []func(*facts) Report{explainClaim}},
 		"nodecontroller-pvc-finalizer": {"ns/c", []func(*facts) Report{explainClaim}},
 		"nodecontroller-resize-nudge":  {"ns/c", []func(*facts) Report{explainClaim}},
-		"nodecontroller-node":          {"host", []func(*facts) Report{explainVolume, explainN}},
+		"lostnodes":                    {"drv", []func(*facts) Report{explainVolume, explainN}},
 	} {
 		for i, explain := range tt.explain {
 			for _, key := range []string{tt.key, "another"} {

@@ -5,7 +5,6 @@ package explain
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -74,33 +73,19 @@ func explainLostNode(e *explanation, n lostNode) {
 			next("Verify that the node does not return, then run `storage-controller nodecontroller approve --driver-name=%s "+
 				"--namespace=%s "+
 				"%s --yes`.", n.driver, n.namespace, n.Name())
-	case nodecleanup.RecordApproved:
-		explainMode(e, n, fmt.Sprintf("Node %s of driver %s %s; its cleanup was approved %s ago.", n.Name(), n.driver, lost,
-			e.age(n.Approved)), "")
 	case nodecleanup.RecordReturned:
 		e.add(Fine, "cleanup", "Node %s of driver %s exists again, after a cleanup %s ago.", n.Name(), n.driver, e.age(n.Acted))
-	case nodecleanup.RecordDeleting:
-		e.add(Waiting, "cleanup", "Node %s of driver %s is being deleted, or its deletion is not confirmed yet.%s",
-			n.Name(), n.driver, planned).next("The nodecontroller cleans up before it removes its finalizer from the Node, or else when " +
-			"the Node and its CSINode are deleted.")
 	default:
-		explainMode(e, n, fmt.Sprintf("Node %s of driver %s %s.%s", n.Name(), n.driver, lost, planned),
-			" after --node-missing-grace, unless the node returns")
-	}
-}
-
-// explainMode reports a lost node and what the recorded mode of the nodecontroller permits. when begins with a space.
-func explainMode(e *explanation, n lostNode, sentence, when string) {
-	deletes := map[nodecleanup.Mode]string{nodecleanup.ModeClaims: "claims", nodecleanup.ModeVolumes: "claims and volumes"}[n.mode]
-	switch n.mode {
-	case nodecleanup.ModeOff, nodecleanup.ModeReport, nodecleanup.ModeDryRun:
-		e.add(Blocked, "cleanup", "%s The nodecontroller ran last with --node-cleanup=%s: nothing is deleted.", sentence, n.mode).
-			next("If the node does not return, run `storage-controller nodecontroller cleanup --driver-name=%s --node=%s`, which prints a "+
-				"plan.", n.driver, n.Name())
-	case nodecleanup.ModeClaims, nodecleanup.ModeVolumes:
-		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller deletes its %s%s, as far as --node-cleanup-scope and "+
-			"the opt-outs allow.", deletes, when)
-	default:
-		e.add(Waiting, "cleanup", "%s", sentence).next("The nodecontroller cleans up%s, if its mode and the opt-in allow that.", when)
+		severity := Waiting
+		if n.mode == nodecleanup.ModeOff || n.mode == nodecleanup.ModeReport {
+			severity = Blocked
+		}
+		if n.State() == nodecleanup.RecordDeleting {
+			lost = "is being deleted, or its deletion is not confirmed yet"
+		}
+		finding := e.add(severity, "cleanup", "Node %s of driver %s %s.%s", n.Name(), n.driver, lost, planned)
+		if n.Next != "" {
+			finding.next("%s.", n.Next)
+		}
 	}
 }

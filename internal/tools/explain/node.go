@@ -111,7 +111,7 @@ func explainNode(f *facts, name string) Report {
 	explainNodeAttachments(e, name)
 	explainLeases(e)
 	explainProcess(e, []string{"nodecontroller"}, attempts{nodecleanup.QueueName: func(key string) bool {
-		return key == name || slices.ContainsFunc(e.lost, func(n lostNode) bool { return n.Node == name && n.Value == key })
+		return slices.ContainsFunc(e.lost, func(n lostNode) bool { return (n.Node == name || n.Value == name) && n.driver == key })
 	}})
 	return e.report(KindNode, node, state, "Nothing to do: volumes can be attached to the node.", drivers...)
 }

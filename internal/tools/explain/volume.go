@@ -50,7 +50,7 @@ func explainVolumeAttempts(e *explanation) {
 	pv := e.volume.value
 	of := inQueues(pv.Name, "volumes", "csi-attacher-pv")
 	if e.driver != "" && requiredAffinity(pv) != nil {
-		of[nodecleanup.QueueName] = func(key string) bool { return affinityNames(pv, key) }
+		of[nodecleanup.QueueName] = func(key string) bool { return key == e.driver }
 	}
 	explainProcess(e, []string{"provisioner", "attacher", "nodecontroller"}, of, pv.Name, e.volumeHandle())
 }

@@ -89,13 +89,10 @@ node-cleanup
 node-cleanup-burst
 node-cleanup-max-fraction
 node-cleanup-min-nodes
-node-cleanup-paths
 node-cleanup-qps
 node-cleanup-resource
 node-cleanup-retain
 node-cleanup-scope
-node-cleanup-static
-node-cleanup-unbound
 node-cleanup-window
 node-delete-grace
 node-deployment
@@ -121,13 +118,10 @@ nodecontroller.node-cleanup
 nodecontroller.node-cleanup-burst
 nodecontroller.node-cleanup-max-fraction
 nodecontroller.node-cleanup-min-nodes
-nodecontroller.node-cleanup-paths
 nodecontroller.node-cleanup-qps
 nodecontroller.node-cleanup-resource
 nodecontroller.node-cleanup-retain
 nodecontroller.node-cleanup-scope
-nodecontroller.node-cleanup-static
-nodecontroller.node-cleanup-unbound
 nodecontroller.node-cleanup-window
 nodecontroller.node-delete-grace
 nodecontroller.node-finalizer
@@ -138,7 +132,6 @@ nodecontroller.node-missing-grace
 nodecontroller.nodecontroller-workers
 nodecontroller.profile
 nodecontroller.pv-release-grace
-nodecontroller.pv-removable-finalizers
 nodecontroller.pvc-finalizer
 nodecontroller.pvc-finalizer-mode
 nodecontroller.pvc-obsolete-finalizers
@@ -186,7 +179,6 @@ provisioner.volume-name-uuid-length
 provisioner.worker-threads
 provisioning-protection
 pv-release-grace
-pv-removable-finalizers
 pvc-finalizer
 pvc-finalizer-mode
 pvc-obsolete-finalizers

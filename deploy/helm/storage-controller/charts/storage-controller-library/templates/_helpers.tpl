@@ -131,7 +131,7 @@ customResources: {{ concat ($n.customResources | default list) (ternary (list (p
 {{- if ne $modes.nodeFinalizer "off" }}
 - nodecontroller-node-finalizer
 {{- end }}
-{{- if has $modes.cleanup (list "dry-run" "claims" "volumes") }}
+{{- if has $modes.cleanup (list "claims" "volumes") }}
 - nodecontroller-cleanup
 {{- end }}
 {{- if eq $modes.cleanup "volumes" }}
@@ -158,7 +158,7 @@ customResources: {{ concat ($n.customResources | default list) (ternary (list (p
 {{/* The flags of the node controller that are not at their defaults. */}}
 {{- define "storage-controller.nodecontrollerArgs" -}}
 {{- $n := .Values.nodecontroller }}
-{{- range $flag, $value := dict "node-cleanup" $n.nodeCleanup "node-cleanup-scope" $n.nodeCleanupScope "node-cleanup-unbound" $n.nodeCleanupUnbound "node-delete-grace" $n.nodeDeleteGrace "node-finalizer-mode" $n.nodeFinalizerMode "node-missing-grace" $n.nodeMissingGrace "profile" (trimPrefix "none" $n.profile) "pv-release-grace" $n.pvReleaseGrace "pvc-finalizer-mode" $n.pvcFinalizerMode }}
+{{- range $flag, $value := dict "node-cleanup" $n.nodeCleanup "node-cleanup-scope" $n.nodeCleanupScope "node-delete-grace" $n.nodeDeleteGrace "node-finalizer-mode" $n.nodeFinalizerMode "node-missing-grace" $n.nodeMissingGrace "profile" (trimPrefix "none" $n.profile) "pv-release-grace" $n.pvReleaseGrace "pvc-finalizer-mode" $n.pvcFinalizerMode }}
 {{- if $value }}
 - --{{ $flag }}={{ $value }}
 {{- end }}
@@ -324,7 +324,7 @@ true
 {{- if and (hasPrefix "extraArgs" .place) (not (has .name $flags)) }}{{ fail (printf "%s: unknown flag; docs/flags.md lists the flags" .place) }}{{ end }}
 {{- end }}
 {{- /* Settings that need permissions, by the value that also grants these. */}}
-{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-cleanup-unbound" "nodecontroller.nodeCleanupUnbound" "profile" "nodecontroller.profile" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-secret" "nodecontroller.webhooks.name" "webhook-config-name" "nodecontroller.webhooks.name" "webhook-service" "nodecontroller.webhooks.name" "webhook-client-ca" "nodecontroller.webhooks.clientCA" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" }}
+{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "profile" "nodecontroller.profile" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-secret" "nodecontroller.webhooks.name" "webhook-config-name" "nodecontroller.webhooks.name" "webhook-service" "nodecontroller.webhooks.name" "webhook-client-ca" "nodecontroller.webhooks.clientCA" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" }}
 {{- $grace := int $v.terminationGracePeriodSeconds }}
 {{- $http := print ":" (include "storage-controller.httpPort" .) }}
 {{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed --timeout (15 s) plus ten seconds" $grace) }}{{ end }}

@@ -1,6 +1,5 @@
 {{- define "storage-controller.permissions.nodecontroller-cleanup" -}}
-# --node-cleanup=dry-run or claims, and the command cleanup. A dry run also needs
-# the permission to delete, because the API server checks it.
+# --node-cleanup=claims or volumes
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:

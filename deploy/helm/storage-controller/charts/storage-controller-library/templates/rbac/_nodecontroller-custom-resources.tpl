@@ -8,10 +8,10 @@ metadata:
 rules:
 - apiGroups: ["topolvm.io"]
   resources: ["logicalvolumes"]
-  verbs: ["list", "patch", "delete"]
+  verbs: ["get", "list", "watch", "patch", "delete"]
 - apiGroups: ["topolvm.cybozu.com"]
   resources: ["logicalvolumes"]
-  verbs: ["list", "patch", "delete"]
+  verbs: ["get", "list", "watch", "patch", "delete"]
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding

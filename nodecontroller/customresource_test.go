@@ -1,7 +1,7 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package nodecleanup
+package nodecontroller
 
 import (
 	"reflect"
@@ -12,19 +12,22 @@ import (
 )
 
 func TestParseResource(t *testing.T) {
-	logicalVolumes := Resource{
+	logicalVolumes := CustomResource{
 		Resource:  schema.GroupVersionResource{Group: "topolvm.io", Version: "v1", Resource: "logicalvolumes"},
-		NodeField: []string{"spec", "nodeName"}, Finalizer: "topolvm.io/logicalvolume",
-		MarkKey: "topolvm.io/pendingdeletion", MarkValue: "true", When: WhenNodeTerminating,
+		NodeField: []string{"spec", "nodeName"}, HandleField: []string{"status", "volumeID"},
+		Finalizer: "topolvm.io/logicalvolume",
+		MarkKey:   "topolvm.io/pendingdeletion", MarkValue: "true", When: WhenNodeTerminating,
 	}
-	least := Resource{Resource: logicalVolumes.Resource, NodeField: []string{"nodeName"}, When: WhenNodeGone}
+	least := CustomResource{Resource: logicalVolumes.Resource, NodeField: []string{"nodeName"}, HandleField: []string{"id"},
+		When: WhenNodeGone}
 	spaced := least
 	spaced.Finalizer, spaced.MarkKey, spaced.MarkValue = "x.y/z", "x.y/a", "b=c"
-	for text, want := range map[string]Resource{
-		"resource=logicalvolumes.v1.topolvm.io,node-field=spec.nodeName,finalizer=topolvm.io/logicalvolume," +
+	for text, want := range map[string]CustomResource{
+		"resource=logicalvolumes.v1.topolvm.io,node-field=spec.nodeName,handle-field=status.volumeID," +
+			"finalizer=topolvm.io/logicalvolume," +
 			"mark=topolvm.io/pendingdeletion=true,when=node-terminating": logicalVolumes,
-		"node-field=nodeName,resource=logicalvolumes.v1.topolvm.io":                                   least,
-		"node-field=nodeName, resource=logicalvolumes.v1.topolvm.io, finalizer=x.y/z, mark=x.y/a=b=c": spaced,
+		"node-field=nodeName,handle-field=id,resource=logicalvolumes.v1.topolvm.io":                                    least,
+		"node-field=nodeName, handle-field=id, resource=logicalvolumes.v1.topolvm.io, finalizer=x.y/z, mark=x.y/a=b=c": spaced,
 	} {
 		if got, err := ParseResource(text); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got %+v, %v", text, got, err)
@@ -32,7 +35,7 @@ func TestParseResource(t *testing.T) {
 	}
 	const valid = "resource=a.v1.x.y,node-field=spec.node"
 	for text, want := range map[string][]string{
-		"":                                  {`item ""`, "resource: is missing", "node-field: is missing"},
+		"":                                  {`item ""`, "resource: is missing", "node-field: is missing", "handle-field: is missing"},
 		"resource=pods,node-field=a":        {"resource: must be plural.version.group"},
 		"resource=pods.v1.,node-field=a":    {"resource: must be plural.version.group"},
 		"resource=jobs.v1.batch":            {"resource: must be plural.version.group", "node-field: is missing"},

@@ -1,7 +1,7 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package nodecleanup
+package nodecontroller
 
 import (
 	"errors"
@@ -13,11 +13,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Resource is a custom resource whose objects belong to one node each, and are deleted with it.
-type Resource struct {
+// CustomResource is a custom resource whose objects belong to one node each, and are deleted with it.
+type CustomResource struct {
 	Resource schema.GroupVersionResource
 	// NodeField is the path of the field with the name of the node, such as spec, nodeName.
 	NodeField []string
+	// HandleField is the path of the field with the handle of the volume. An object is kept while its volume is.
+	HandleField []string
 	// Finalizer is removed before the deletion, unless it is empty.
 	Finalizer string
 	// MarkKey and MarkValue are an annotation that is set when Finalizer is removed, so that the
@@ -38,9 +40,9 @@ const (
 )
 
 // ParseResource parses a value of --node-cleanup-resource: key=value items, separated by commas.
-// The keys resource and node-field are required; finalizer, mark and when are optional.
-func ParseResource(text string) (Resource, error) {
-	r := Resource{When: WhenNodeGone}
+// The keys resource, node-field and handle-field are required; finalizer, mark and when are optional.
+func ParseResource(text string) (CustomResource, error) {
+	r := CustomResource{When: WhenNodeGone}
 	var errs []error
 	seen := map[string]bool{}
 	for item := range strings.SplitSeq(text, ",") {
@@ -60,6 +62,9 @@ func ParseResource(text string) (Resource, error) {
 	if !seen["node-field"] {
 		errs = append(errs, errors.New("node-field: is missing"))
 	}
+	if !seen["handle-field"] {
+		errs = append(errs, errors.New("handle-field: is missing"))
+	}
 	if seen["mark"] && !seen["finalizer"] {
 		errs = append(errs, errors.New("mark: is set only when a finalizer is removed, and finalizer is missing"))
 	}
@@ -67,7 +72,7 @@ func ParseResource(text string) (Resource, error) {
 }
 
 // set parses one item.
-func (r *Resource) set(key, value string) error {
+func (r *CustomResource) set(key, value string) error {
 	switch key {
 	case "resource":
 		gvr, _ := schema.ParseResourceArg(value)
@@ -78,10 +83,15 @@ func (r *Resource) set(key, value string) error {
 				"logicalvolumes.v1.topolvm.io, got %q", value)
 		}
 		r.Resource = *gvr
-	case "node-field":
-		r.NodeField = strings.Split(value, ".")
-		if slices.Contains(r.NodeField, "") {
-			return fmt.Errorf("node-field: must be names separated by dots, such as spec.nodeName, got %q", value)
+	case "node-field", "handle-field":
+		path := strings.Split(value, ".")
+		if slices.Contains(path, "") {
+			return fmt.Errorf("%s: must be names separated by dots, such as spec.nodeName, got %q", key, value)
+		}
+		if key == "node-field" {
+			r.NodeField = path
+		} else {
+			r.HandleField = path
 		}
 	case "finalizer":
 		r.Finalizer = value
@@ -99,7 +109,7 @@ func (r *Resource) set(key, value string) error {
 			return fmt.Errorf("when: must be %s or %s, got %q", WhenNodeTerminating, WhenNodeGone, value)
 		}
 	default:
-		return fmt.Errorf("%s: unknown key; the keys are resource, node-field, finalizer, mark and when", key)
+		return fmt.Errorf("%s: unknown key; the keys are resource, node-field, handle-field, finalizer, mark and when", key)
 	}
 	return nil
 }

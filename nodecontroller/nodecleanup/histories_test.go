@@ -1,9 +1,0 @@
-// Copyright The storage-controller Authors
-// SPDX-License-Identifier: Apache-2.0
-
-//go:build !race
-
-package nodecleanup
-
-// histories is the number of histories of [TestPromises].
-const histories = 100_000
