@@ -31,8 +31,6 @@ type Config struct {
 	LeaderElectionID string `mapstructure:"leader-election-id"`
 
 	nodecleanup.Settings `mapstructure:",squash"`
-	// NodeCleanupResource lists custom resources that are deleted with their nodes, see [ParseResource].
-	NodeCleanupResource []string `mapstructure:"node-cleanup-resource"`
 
 	PVCFinalizer          string                   `mapstructure:"pvc-finalizer"`
 	PVCFinalizerMode      pvcfinalizer.Mode        `mapstructure:"pvc-finalizer-mode"`

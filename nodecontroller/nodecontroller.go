@@ -6,10 +6,8 @@ package nodecontroller
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/internal/claimloop"
@@ -24,8 +22,6 @@ import (
 // Deps holds the dependencies of the role. All fields are required unless noted.
 type Deps struct {
 	nodecleanup.Deps // its informers retain [Config.RetainedFields]
-	// Dynamic is the client of custom resources. They are deleted with their nodes; required with [Config.NodeCleanupResource].
-	Dynamic dynamic.Interface
 	// UnthrottledClient has no rate limit, for requests that pods wait for; nil means Client.
 	UnthrottledClient kubernetes.Interface
 }
@@ -33,7 +29,6 @@ type Deps struct {
 // Controller runs the parts of the role.
 type Controller struct {
 	cleanup      *nodecleanup.Controller
-	resources    *customResources // nil: there are none
 	pvcFinalizer *pvcfinalizer.Controller
 	resizeNudge  *resizenudge.Controller
 	server       *webhook.Server // nil: the webhooks are off
@@ -66,18 +61,6 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	}
 	if err := c.addWebhooks(cfg, deps); err != nil {
 		return nil, err
-	}
-	var kinds []CustomResource
-	for _, text := range cfg.NodeCleanupResource {
-		kind, err := ParseResource(text)
-		if err != nil {
-			return nil, fmt.Errorf("--node-cleanup-resource: %q: %w", text, err)
-		}
-		kinds = append(kinds, kind)
-	}
-	c.resources = newCustomResources(deps.Dynamic, kinds, deps.Informers.FullNodes(), cfg.Timeout)
-	if c.resources != nil {
-		deps.Resources = c.resources
 	}
 	var err error
 	// the last step: a role whose New fails is built again, and this one registers event handlers
@@ -121,11 +104,6 @@ func (c *Controller) addWebhooks(cfg Config, deps Deps) (err error) {
 func (c *Controller) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.cleanup.Run(ctx) })
-	if c.resources != nil {
-		for name := range c.resources.kinds {
-			group.Go(func() error { c.resources.run(ctx, name); return nil })
-		}
-	}
 	group.Go(func() error { return c.pvcFinalizer.Run(ctx) })
 	group.Go(func() error { return c.resizeNudge.Run(ctx) })
 	if c.server != nil {

@@ -63,9 +63,6 @@ func topolvm(d string, differences map[string]any) profile {
 		"node-cleanup-retain":            nodecleanup.RetainClaim,
 		"node-delete-grace":              time.Duration(0),
 		"node-finalizer-wait-for-others": false,
-		"node-cleanup-resource": []string{fmt.Sprintf(
-			"resource=logicalvolumes.v1.%s,%s,finalizer=%s/logicalvolume,mark=%s/pendingdeletion=true,when=%s",
-			d, "node-field=spec.nodeName,handle-field=metadata.uid", d, d, WhenNodeTerminating)},
 		// the Lease of topolvm-controller, so that the two never work at the same time
 		"leader-election-id": "topolvm",
 	}

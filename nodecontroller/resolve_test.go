@@ -55,7 +55,7 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 		"node-cleanup": "report", "node-cleanup-scope": "opt-in", "node-cleanup-retain": "skip",
 		"node-delete-grace": "5m0s", "node-finalizer-wait-for-others": "true", "node-finalizer-mode": "off", "pvc-finalizer-mode": "off",
 		"pvc-obsolete-finalizers": "", "pvc-pod-deletion": "orphaned", "default-device-class": "00default",
-		"topology-node-key": "", "node-cleanup-resource": "", "enable-webhooks": "false",
+		"topology-node-key": "", "enable-webhooks": "false",
 		"node-missing-grace": "15m0s", "node-finalizer-timeout": "15m0s", "resize-nudge": "true",
 	} {
 		if got := have[name]; got.Value != want || got.Origin != OriginDefault {
@@ -71,8 +71,6 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	const current, classic, legacy = ProfileTopoLVM, ProfileTopoLVMClassic, ProfileTopoLVMLegacy
 	drivers := map[string]string{current: "topolvm.io", classic: "topolvm.io", legacy: "topolvm.cybozu.com"}
-	const record = "resource=logicalvolumes.v1.D,node-field=spec.nodeName,handle-field=metadata.uid,finalizer=D/logicalvolume," +
-		"mark=D/pendingdeletion=true,when=node-terminating"
 	for name, want := range map[string]map[string]string{ // one value for all stands under ""; D is the driver
 		"driver-name":                    {"": "D"},
 		"node-finalizer":                 {"": "D/node"},
@@ -92,7 +90,6 @@ func TestProfiles(t *testing.T) {
 		"node-cleanup-retain":            {"": "claim"},
 		"node-delete-grace":              {"": "0s"},
 		"node-finalizer-wait-for-others": {"": "false"},
-		"node-cleanup-resource":          {"": record},
 		"leader-election-id":             {"": "topolvm"},
 	} {
 		for profile, driver := range drivers {

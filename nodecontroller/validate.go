@@ -69,11 +69,6 @@ func (c Config) validateModes() error {
 		errs = append(errs, fmt.Errorf("--pvc-obsolete-finalizers: must not contain %s, which --pvc-finalizer-mode=%s keeps",
 			c.PVCFinalizer, pvcfinalizer.ModeEnforce))
 	}
-	for _, text := range c.NodeCleanupResource {
-		if _, err := ParseResource(text); err != nil {
-			errs = append(errs, fmt.Errorf("--node-cleanup-resource %q: %w", text, err))
-		}
-	}
 	return errors.Join(errs...)
 }
 

@@ -84,7 +84,6 @@ func TestValidate(t *testing.T) {
 		"rate that is no number":          {func(c *Config) { c.NodeCleanupQPS = math.NaN() }, "--node-cleanup-qps"},
 		"infinite rate":                   {func(c *Config) { c.NodeCleanupQPS = math.Inf(1) }, "--node-cleanup-qps"},
 		"no burst":                        {func(c *Config) { c.NodeCleanupBurst = 0 }, "--node-cleanup-burst"},
-		"custom resource":                 {func(c *Config) { c.NodeCleanupResource = []string{"x"} }, `--node-cleanup-resource "x"`},
 		"address of webhooks":             {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, "9443" }, "--webhook-addr"},
 		"port of webhooks":                {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, ":nope" }, "--webhook-addr"},
 		"port of webhooks by name":        {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, ":https" }, ""},
@@ -114,10 +113,9 @@ func TestValidate(t *testing.T) {
 
 func TestValidateReportsEverything(t *testing.T) {
 	c, _ := resolved(t, "local.example.com", nil)
-	c.CapacityResource, c.DefaultDeviceClass, c.NodeCleanup, c.Workers, c.NodeCleanupResource = "cpu", "a/b", "x", 0, []string{"y"}
+	c.CapacityResource, c.DefaultDeviceClass, c.NodeCleanup, c.Workers = "cpu", "a/b", "x", 0
 	err := c.Validate()
-	for _, want := range []string{"--capacity-resource", "--default-device-class", "--node-cleanup:", "--nodecontroller-workers",
-		"--node-cleanup-resource"} {
+	for _, want := range []string{"--capacity-resource", "--default-device-class", "--node-cleanup:", "--nodecontroller-workers"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s is missing in %v", want, err)
 		}

@@ -32,9 +32,6 @@ type caches struct {
 	waits           waits
 	deletions       deletions
 	capacityChanged func(node, class string)
-
-	mu       sync.Mutex
-	observer func(node string) // of LogicalVolumes; may be nil
 }
 
 // newCaches registers the informers and handlers. The informers must not have been started.
@@ -47,11 +44,12 @@ func newCaches(ctx context.Context, n names, client *Client, d Deps) (*caches, e
 	if err != nil {
 		return nil, err
 	}
+	volumeChanged := func(lv *LogicalVolume) { c.waits.notify(volumeKey(lv.Name)) }
 	lvs, err := c.volumes.Handle(kube.Handlers[*LogicalVolume]{
-		Add: c.volumeChanged, Update: func(_, lv *LogicalVolume) { c.volumeChanged(lv) },
+		Add: volumeChanged, Update: func(_, lv *LogicalVolume) { volumeChanged(lv) },
 		Delete: func(lv *LogicalVolume) {
 			c.deletions.add(lv)
-			c.volumeChanged(lv)
+			volumeChanged(lv)
 		},
 	})
 	if err != nil {
@@ -64,17 +62,6 @@ func newCaches(ctx context.Context, n names, client *Client, d Deps) (*caches, e
 	})
 	c.handlers = []cache.DoneChecker{lvs.Synced, nodes.Synced}
 	return c, err
-}
-
-// volumeChanged notifies the calls that wait for lv, and the observer.
-func (c *caches) volumeChanged(lv *LogicalVolume) {
-	c.waits.notify(volumeKey(lv.Name))
-	c.mu.Lock()
-	observer := c.observer
-	c.mu.Unlock()
-	if observer != nil {
-		observer(lv.Spec.NodeName)
-	}
 }
 
 // node returns the Node with a topology value, or nil. If there are several, it is one that is not being deleted, the first by name.

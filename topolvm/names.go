@@ -32,6 +32,7 @@ const (
 	// annotationClaim is NAMESPACE/NAME of the claim of a LogicalVolume, for reports.
 	annotationClaim = "storage-controller.io/claim"
 
+	// labelCreatedBy is topolvm-controller on a LogicalVolume: topolvm-node sets the label otherwise.
 	labelCreatedBy = "app.kubernetes.io/created-by"
 	createdBy      = "topolvm-controller"
 

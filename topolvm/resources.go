@@ -16,16 +16,11 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
-// Resource describes a LogicalVolume for the node cleanup.
-type Resource struct {
-	Name, Node, Handle, Version string // Node: topology value. Handle: ID of its volume
-	UID                         types.UID
-	Deleting                    bool
-}
-
-// Resources gives the node cleanup access to the LogicalVolumes. Its methods are safe for concurrent use.
+// Resources gives the node cleanup access to the LogicalVolumes: it implements [nodecleanup.Resources]. Its methods are safe for
+// concurrent use.
 type Resources struct {
 	names  names
 	caches *caches
@@ -39,23 +34,26 @@ func (s *Service) Resources(requests *rest.Config) (*Resources, error) {
 	return &Resources{s.names, s.caches, client}, err
 }
 
-func resourceOf(lv *LogicalVolume) Resource {
-	return Resource{
+func resourceOf(lv *LogicalVolume) nodecleanup.Resource {
+	return nodecleanup.Resource{
 		Name: lv.Name, Node: lv.Spec.NodeName, Handle: string(lv.UID), Version: lv.ResourceVersion, UID: lv.UID, Deleting: lv.terminating(),
 	}
 }
 
-// List returns the cached LogicalVolumes, in no particular order.
-func (r *Resources) List() []Resource {
-	var all []Resource
+// List returns the cached LogicalVolumes that are not being deleted, or still have the finalizer of topolvm-node, in no particular
+// order.
+func (r *Resources) List() []nodecleanup.Resource {
+	var all []nodecleanup.Resource
 	for _, lv := range r.caches.volumes.List() {
-		all = append(all, resourceOf(lv))
+		if !lv.terminating() || slices.Contains(lv.Finalizers, r.names.finalizer()) {
+			all = append(all, resourceOf(lv))
+		}
 	}
 	return all
 }
 
 // Get reads a LogicalVolume from the API server. It returns nil if there is none.
-func (r *Resources) Get(ctx context.Context, name string) (*Resource, error) {
+func (r *Resources) Get(ctx context.Context, name string) (*nodecleanup.Resource, error) {
 	lv, err := r.client.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case kube.IsNotFound(err):
@@ -72,7 +70,7 @@ var errChanged = errors.New("it has changed since it was read")
 // Remove deletes the LogicalVolume of a Node that does not return, in the version of res. One patch makes topolvm-node ignore it and
 // removes its finalizer, so that the deletion does not wait for the Node. The error is a conflict if it has changed, and nil if it does
 // not exist.
-func (r *Resources) Remove(ctx context.Context, res Resource) error {
+func (r *Resources) Remove(ctx context.Context, res nodecleanup.Resource) error {
 	lv, err := r.client.Get(ctx, res.Name, metav1.GetOptions{}) // for the finalizers of other components
 	switch {
 	case kube.IsNotFound(err):
@@ -106,10 +104,11 @@ func (r *Resources) Remove(ctx context.Context, res Resource) error {
 	return nil
 }
 
-// OnChange has changed called with the topology value of each LogicalVolume that is created, changed or deleted from now on. It must not
-// block. A later call replaces changed.
-func (r *Resources) OnChange(changed func(node string)) {
-	r.caches.mu.Lock()
-	defer r.caches.mu.Unlock()
-	r.caches.observer = changed
+// OnChange has changed called with the node of each LogicalVolume in the cache, and of each that is created, changed or deleted later.
+// It must not block.
+func (r *Resources) OnChange(changed func(node string)) (kube.Registration, error) {
+	each := func(lv *LogicalVolume) { changed(lv.Spec.NodeName) }
+	return r.caches.volumes.Handle(kube.Handlers[*LogicalVolume]{
+		Add: each, Update: func(_, lv *LogicalVolume) { each(lv) }, Delete: each,
+	})
 }

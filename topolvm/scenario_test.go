@@ -288,7 +288,12 @@ var serviceScenarios = []scenario{
 			t.Fatal(err)
 		}
 		changed := make(chan string, 10)
-		resources.OnChange(func(node string) { changed <- node })
+		if _, err := resources.OnChange(func(node string) { changed <- node }); err != nil {
+			t.Fatal(err)
+		}
+		if node := <-changed; node != f.value("a") {
+			t.Errorf("a LogicalVolume of node %s", node)
+		}
 		stale, err := resources.Get(t.Context(), "v")
 		if err != nil || stale.Node != f.value("a") || stale.Handle != v.VolumeId || stale.Deleting {
 			t.Fatalf("%+v %v", stale, err)
@@ -312,7 +317,7 @@ var serviceScenarios = []scenario{
 			lv.Annotations[f.driver+"/pendingdeletion"] != "true" || lv.Annotations["example.com/note"] != "kept" {
 			t.Errorf("%+v", lv.ObjectMeta)
 		}
-		f.until("the cache shows the deletion", func() bool { all := resources.List(); return len(all) == 1 && all[0].Deleting })
+		f.until("the cache shows the removal", func() bool { return len(resources.List()) == 0 })
 		f.finalize("v")
 		f.untilDeleted("v")
 		if gone, err := resources.Get(t.Context(), "v"); gone != nil || err != nil {

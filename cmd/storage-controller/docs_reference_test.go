@@ -31,11 +31,12 @@ var readNames = []string{
 	"nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook", "resizer", "snapshotter", "internal/claimloop",
 	"internal/kube",
 	"internal/volumerules", "election",
-	"cmd/storage-controller", "internal/app", "internal/settings",
+	"cmd/storage-controller", "internal/app", "internal/settings", "topolvm",
 }
 
 // driverNames are the functions that make names out of that of the driver.
-var driverNames = []string{"CleanupAnnotation", "derived", "topolvm", "Finalizers", "Finalizer"}
+var driverNames = []string{"CleanupAnnotation", "derived", "topolvm", "Finalizers", "Finalizer", "finalizer",
+	"pendingDeletion", "resizeRequested"}
 
 // otherNames have the form of annotation names but are something else, by their meaning.
 var otherNames = map[string]string{

@@ -64,7 +64,7 @@ var inputs = []struct{ names, writer, effect, check string }{
 	{"`storageclass.kubernetes.io/is-default-class`, `storageclass.beta.kubernetes.io/is-default-class`, " +
 		"`csi.storage.k8s.io/drivername`, `csi.storage.k8s.io/managed-by`, `topology.<driver>/node`, `kubernetes.io/hostname`, " +
 		"`<driver>/node`, " +
-		"`<driver>/pendingdeletion`, `<driver>/logicalvolume`", "StorageClass, CSIStorageCapacity, Node, LogicalVolume, administrators",
+		"`<driver>/pendingdeletion`, `<driver>/resize-requested-at`, `<driver>/logicalvolume`, `app.kubernetes.io/created-by`", "StorageClass, CSIStorageCapacity, Node, LogicalVolume, administrators",
 		"defaults, topology, cleanup",
 		"cluster permissions"},
 }

@@ -95,9 +95,6 @@ func namesOf(driver string) map[string][2]string {
 		"capacity-annotation-prefix": "capacity.D/", "default-device-class": "00default", "device-class-parameter": "D/device-class",
 		"resize-annotation": "D/last-resizefs-requested-at", "topology-node-key": "topology.D/node",
 		"leader-election-id": "topolvm",
-		"node-cleanup-resource": "resource=logicalvolumes.v1.D,node-field=spec.nodeName,handle-field=metadata.uid," +
-			"finalizer=D/logicalvolume," +
-			"mark=D/pendingdeletion=true,when=node-terminating",
 	} {
 		names[name] = [2]string{strings.ReplaceAll(value, "D", driver), "profile"}
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
 func TestNodecontrollerScenarioCommands(t *testing.T) {
@@ -71,7 +72,9 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 			t.Errorf("without records: %d %q", code, stderr)
 		}
 		maps := cp.Client().CoreV1().ConfigMaps(ns)
-		_, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "lost-nodes." + driver},
+		_, err := maps.Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: "lost-nodes." + driver,
+				Annotations: map[string]string{nodecleanup.AnnotationMode: string(nodecleanup.ModeClaims)}},
 			Data: map[string]string{"n1": `{"node":"n1","since":"2026-11-22T09:51:03Z","held":"breaker"}`}}, metav1.CreateOptions{})
 		must(err)
 		approved := func() string {

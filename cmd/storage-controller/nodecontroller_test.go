@@ -23,7 +23,6 @@ nodecontroller:
   node-cleanup: report
   pvc-pod-deletion-grace: -1
   pvc-obsolete-finalizers: [a.b/c, d.e/f]
-  node-cleanup-resource: "resource=a.v1.x.y,node-field=spec.node,handle-field=metadata.uid"
 `
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -36,7 +35,6 @@ nodecontroller:
 			"node-cleanup":            {"report", "file"},
 			"pvc-pod-deletion-grace":  {"-1ns", "file"},
 			"pvc-obsolete-finalizers": {"a.b/c, d.e/f", "file"},
-			"node-cleanup-resource":   {"resource=a.v1.x.y,node-field=spec.node,handle-field=metadata.uid", "file"},
 			"node-cleanup-scope":      {"opt-in", "environment"},
 			"node-cleanup-retain":     {"skip", "flag"},
 			"node-missing-grace":      {"20m0s", "flag"},

@@ -44,7 +44,7 @@ var wrongValues = map[string][]string{
 	"node-finalizer-timeout": {"-1s"}, "node-delete-grace": {"-1s"}, "node-cleanup": {"some"},
 	"node-cleanup-scope": {"some"}, "node-cleanup-retain": {"some"}, "node-missing-grace": {"1s"},
 	"node-cleanup-window": {"-1s"}, "node-cleanup-max-fraction": {"NaN"}, "node-cleanup-min-nodes": {"-1"}, "node-cleanup-qps": {"0"},
-	"node-cleanup-burst": {"0"}, "node-cleanup-resource": {"x"}, "pv-release-grace": {"-1s"},
+	"node-cleanup-burst": {"0"}, "pv-release-grace": {"-1s"},
 	"pvc-finalizer": {"x"}, "pvc-finalizer-mode": {"some"}, "pvc-obsolete-finalizers": {"x"}, "pvc-pod-deletion": {"some"},
 	"pvc-pod-deletion-grace": {"-2s"}, "resize-annotation": {"x"}, "webhook-cert-mode": {"some"},
 	"webhook-cert-secret": {"A b", "--enable-webhooks"}, "webhook-config-name": {"A b", "--enable-webhooks"},

@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/internal/settings"
 )
 
 // configOf returns the configuration of a command with args.
@@ -33,8 +32,6 @@ func configOf(t *testing.T, roles Selection, args ...string) Config {
 }
 
 func TestListsOfFlags(t *testing.T) {
-	const one = "resource=a.v1.x.y,node-field=spec.node,handle-field=metadata.uid"
-	const two = "resource=b.v1.x.y,node-field=spec.node,handle-field=metadata.uid,when=node-gone"
 	alone := Nodecontroller
 	want := func(have []string, want ...string) {
 		t.Helper()
@@ -42,17 +39,13 @@ func TestListsOfFlags(t *testing.T) {
 			t.Errorf("got %q, want %q", have, want)
 		}
 	}
-	s := configOf(t, alone, "--node-cleanup-resource="+one, "--node-cleanup-resource", two,
-		"--pvc-obsolete-finalizers=a/b,c/d", "--pvc-pod-deletion-grace=-1")
-	want(nodecontrollerConfig(s.Settings).NodeCleanupResource, one, two)
+	s := configOf(t, alone, "--pvc-obsolete-finalizers=a/b,c/d", "--pvc-pod-deletion-grace=-1")
 	want(nodecontrollerConfig(s.Settings).PVCObsoleteFinalizers, "a/b", "c/d")
 	if d := nodecontrollerConfig(s.Settings).PVCPodDeletionGrace; d >= 0 {
 		t.Errorf("got %v, want that of the pod", d)
 	}
-	want(nodecontrollerConfig(configOf(t, alone, "--node-cleanup-resource=").Settings).NodeCleanupResource)
+	want(nodecontrollerConfig(configOf(t, alone, "--pvc-obsolete-finalizers=").Settings).PVCObsoleteFinalizers)
 	want(provisionerConfig(configOf(t, Provision, "--secret-namespaces=a,b").Settings).SecretNamespaces, "a", "b")
-	t.Setenv(settings.EnvPrefix+"NODE_CLEANUP_RESOURCE", one+"\n"+two+"\n")
-	want(nodecontrollerConfig(configOf(t, alone).Settings).NodeCleanupResource, one, two)
 	if d := nodecontrollerConfig(configOf(t, alone, "--pvc-pod-deletion-grace=1s").Settings).PVCPodDeletionGrace; d != time.Second {
 		t.Errorf("got %v", d)
 	}

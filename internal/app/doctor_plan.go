@@ -83,6 +83,9 @@ func (c Config) grants(chosen []Role, driver csiclient.Driver, leases string) []
 		}
 		seen[lease] = true
 	}
+	if c.service {
+		grants = append(grants, serviceGrant(settings.Of[serviceConfig](c.Settings, topolvmName).driver()))
+	}
 	if c.Common.SecureMetrics {
 		grants = append(grants, doctor.Grant{File: "nodecontroller-secure-metrics"})
 	}
@@ -96,6 +99,9 @@ func (c Config) apis(chosen []Role, driver csiclient.Driver) []doctor.API {
 		if r.apis != nil {
 			apis = append(apis, r.apis(c.Settings, driver)...)
 		}
+	}
+	if c.service {
+		apis = append(apis, serviceAPI(settings.Of[serviceConfig](c.Settings, topolvmName).driver()))
 	}
 	return apis
 }

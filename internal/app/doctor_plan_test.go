@@ -39,16 +39,21 @@ func TestEveryFileOfPermissionsIsAskedFor(t *testing.T) {
 	t.Setenv("POD_NAME", "pod")
 	asked := map[string]bool{}
 	for _, args := range [][]string{
+		{"topolvm"},
 		{"--leader-election", "--feature-gates=CrossNamespaceVolumeDataSource=true", "--capacity-ownerref-level=2",
 			"--node-finalizer-mode=manage", "--node-cleanup=volumes",
-			"--node-cleanup-resource=resource=things.v1.example.com,node-field=spec.node,handle-field=spec.id,finalizer=example.com/f",
 			"--pvc-finalizer-mode=enforce",
 			"--resize-nudge", "--secure-metrics-server", "--enable-webhooks",
 			"--webhook-cert-mode=self-signed", "--webhook-cert-secret=s", "--webhook-config-name=w"},
 		{"--controllers=capacity,nodecontroller", "--leader-election", "--pvc-finalizer-mode=strip"},
 		{"--controllers=resizer"},
 	} {
-		c, d := configOf(t, All, args...), able()
+		c, d := configOf(t, All), able()
+		if args[0] == topolvmName {
+			c = configOf(t, Topolvm(false))
+		} else {
+			c = configOf(t, All, args...)
+		}
 		d.Controller.PublishUnpublishVolume = d.Controller.PublishUnpublishVolume && len(args) > 1
 		for _, g := range c.Plan(d, true).Grants {
 			asked[g.File] = true
@@ -86,11 +91,11 @@ func TestPlanFollowsTheDriver(t *testing.T) {
 	if unknown := c.Plan(csiclient.Driver{}, false); len(unknown.Roles) != 6 || unknown.Roles[0].Lease != "" {
 		t.Errorf("%+v", unknown.Roles)
 	}
-	c = configOf(t, All, "--profile=topolvm", "--controllers=nodecontroller", "--leader-election")
+	c = configOf(t, Topolvm(false), "--controllers=nodecontroller")
 	d.Name = "topolvm.io"
 	p = c.Plan(d, true)
 	if r := p.Roles[0]; r.Lease != "topolvm" || !slices.Equal(r.Others,
-		[]string{"nodecontroller-leader-topolvm-io"}) || !slices.Contains(filesOf(p), "nodecontroller-custom-resources") {
+		[]string{"nodecontroller-leader-topolvm-io"}) || !slices.Contains(filesOf(p), topolvmName) {
 		t.Errorf("%+v", r)
 	}
 	if !slices.ContainsFunc(p.APIs,

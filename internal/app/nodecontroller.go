@@ -11,14 +11,12 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/nodecontroller"
@@ -61,7 +59,6 @@ var nodecontrollerRole = Role{
 	driverName:  func(s settings.Settings) string { return nodecontrollerConfig(s).Driver() },
 	ineffective: nodecontrollerConditions,
 	grants:      nodecontrollerGrants,
-	apis:        nodecontrollerAPIs,
 	prepare: func(s *shared) error {
 		cfg, _, err := resolveNodecontroller(s.settings, s.driver.Name)
 		if err != nil {
@@ -176,12 +173,6 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 			grants = append(grants, doctor.Grant{File: file.name})
 		}
 	}
-	for _, r := range customResources(c) {
-		grants = append(grants, doctor.Grant{File: "nodecontroller-custom-resources", Rules: []doctor.Rule{{
-			Groups: []string{r.Resource.Group}, Resources: []string{r.Resource.Resource},
-			Verbs: []string{"get", "list", "watch", "patch", "delete"},
-		}}})
-	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
 		enforce := doctor.Grant{File: "nodecontroller-pvc-enforce"}
 		if c.PVCPodDeletion == pvcfinalizer.PodsNone {
@@ -212,29 +203,6 @@ func certificateGrant(c nodecontroller.Config) doctor.Grant {
 	return grant
 }
 
-// customResources returns the valid items of --node-cleanup-resource; validate reports the others.
-func customResources(c nodecontroller.Config) []nodecontroller.CustomResource {
-	var resources []nodecontroller.CustomResource
-	for _, text := range c.NodeCleanupResource {
-		if r, err := nodecontroller.ParseResource(text); err == nil {
-			resources = append(resources, r)
-		}
-	}
-	return resources
-}
-
-func nodecontrollerAPIs(s settings.Settings, d csiclient.Driver) []doctor.API {
-	var apis []doctor.API
-	for _, r := range customResources(nodecontrollerOf(s, d)) {
-		apis = append(apis, doctor.API{
-			GroupVersion: strings.TrimPrefix(r.Resource.GroupVersion().String(), "/"), Resource: r.Resource.Resource,
-			For:  "cleaning it up after nodes (--node-cleanup-resource)",
-			Hint: "install the CRD, or correct --node-cleanup-resource",
-		})
-	}
-	return apis
-}
-
 func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (controller, error) {
 	cfg, _, err := resolveNodecontroller(s.settings, s.driver.Name)
 	if err != nil {
@@ -254,16 +222,12 @@ func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (c
 	if err != nil {
 		return nil, err
 	}
-	resources, err := dynamic.NewForConfig(kube.ForCustomResources(config))
-	if err != nil {
-		return nil, err
-	}
 	// The creation of a pod waits for the webhooks, and must not wait for the rate limit of the cleanup.
 	unthrottled, err := unthrottledClient(config)
 	if err != nil {
 		return nil, err
 	}
-	return nodecontroller.New(cfg, nodecontroller.Deps{UnthrottledClient: unthrottled, Dynamic: resources, Deps: nodecleanup.Deps{
+	deps := nodecontroller.Deps{UnthrottledClient: unthrottled, Deps: nodecleanup.Deps{
 		Driver:    s.driver.Name,
 		Client:    client,
 		Informers: s.informers,
@@ -272,5 +236,15 @@ func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (c
 		Registry:  s.registry,
 		Queues:    s.queues,
 		Namespace: election.OwnNamespace(), // independent of --leader-election-namespace
-	}})
+	}}
+	if s.service != nil {
+		deps.Resources, err = s.service.Resources(config)
+		if err != nil {
+			return nil, err
+		}
+	} else if strings.HasPrefix(s.driver.Name, "topolvm.") && cfg.Deletes() {
+		klog.FromContext(ctx).Info("LogicalVolumes of lost nodes are not deleted, because another process serves the driver. " +
+			"Run the command topolvm in its place")
+	}
+	return nodecontroller.New(cfg, deps)
 }

@@ -98,14 +98,9 @@ func nodeCleanupOptions(d nodecontroller.Config) []settings.Option {
 	}
 }
 
-// volumeCleanupOptions returns the options of the cleanup of custom resources and PersistentVolumes.
+// volumeCleanupOptions returns the options of the cleanup of PersistentVolumes.
 func volumeCleanupOptions(d nodecontroller.Config) []settings.Option {
 	return []settings.Option{
-		{Name: "node-cleanup-resource", Default: settings.Texts{},
-			Usage: "custom resource that is cleaned up with its node; may be repeated: " +
-				"resource=PLURAL.VERSION.GROUP,node-field=PATH,handle-field=PATH,finalizer=NAME,mark=ANNOTATION=VALUE," +
-				"when=node-terminating|node-gone " +
-				"(default node-gone, which is safer: a running driver can clean up after itself)"},
 		{Name: "pv-release-grace", Default: d.PVReleaseGrace,
 			Usage: "with --node-cleanup=volumes: how long the driver may take to delete a released volume before its PV is removed"},
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/workloop"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 // Role declares one of the controllers that a process can run. Functions that are marked optional may
@@ -132,6 +133,7 @@ type shared struct {
 	settings  settings.Settings
 	driver    csiclient.Driver
 	csi       *csiclient.Client // nil if no role calls the driver
+	service   *topolvm.Service  // nil if another process serves the driver
 	informers *kube.Informers
 	metadata  metadata.Interface // for watches of optional kinds
 	watches   *rest.Config       // for watches of custom resources

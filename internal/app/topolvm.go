@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
@@ -157,6 +159,18 @@ func (c Config) validateService() error {
 	return errors.Join(errs...)
 }
 
+// serviceGrant returns the permissions for LogicalVolumes of a command that serves driver.
+func serviceGrant(driver string) doctor.Grant {
+	ofOther := func(r doctor.Rule) bool { return !slices.Contains(r.Groups, driver) }
+	return doctor.Grant{File: topolvmName, Rules: slices.DeleteFunc(slices.Clone(doctor.Rules(topolvmName)), ofOther)}
+}
+
+// serviceAPI returns the kind without which a command cannot serve driver.
+func serviceAPI(driver string) doctor.API {
+	return doctor.API{GroupVersion: driver + "/v1", Resource: "logicalvolumes", For: "the volumes of TopoLVM",
+		Hint: "install the CustomResourceDefinition of TopoLVM"}
+}
+
 // ownDriver is the CSI service of TopoLVM in this process. The roles call it in memory, other containers of the pod on its socket.
 type ownDriver struct {
 	service *topolvm.Service
@@ -206,6 +220,7 @@ func (d *ownDriver) dial(ctx context.Context, _ string) (net.Conn, error) {
 
 // attach gives the service its caches, before they start.
 func (d *ownDriver) attach(ctx context.Context, s *shared, config *rest.Config, version string) error {
+	s.service = d.service
 	s.informers.Retain(topolvm.RetainedFields())
 	return d.service.Attach(ctx, topolvm.Deps{
 		Requests: kube.ForRole(config, version, topolvmName, 0, 0), Watches: s.watches, Informers: s.informers.For(topolvmName),

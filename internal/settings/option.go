@@ -21,7 +21,7 @@ import (
 type Option struct {
 	Name string
 	// Default also determines the type of the flag: bool, int, uint, float64, string, []string,
-	// Texts, time.Duration, Grace, Pairs or Gates.
+	// time.Duration, Grace, Pairs or Gates.
 	Default any
 	Usage   string
 	// Alias is another name of the flag and its environment variable, or "".
@@ -144,8 +144,6 @@ func (o Option) register(fs *pflag.FlagSet, name, usage string) {
 		fs.String(name, def, usage)
 	case []string:
 		fs.StringSlice(name, def, usage)
-	case Texts:
-		fs.StringArray(name, def, usage)
 	case time.Duration:
 		fs.Duration(name, def, usage)
 	case Grace:
@@ -169,8 +167,6 @@ func (o Option) initial() any {
 		return ""
 	case Grace:
 		return time.Duration(def)
-	case Texts:
-		return []string(def)
 	default:
 		return def
 	}

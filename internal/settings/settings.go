@@ -191,7 +191,6 @@ type reader struct {
 // the default, and records the origin.
 func (r reader) bind(key string, o Option, flags []*pflag.Flag) {
 	r.v.SetDefault(key, o.initial())
-	_, isTexts := o.Default.(Texts)
 	for _, f := range flags {
 		if f.Changed {
 			var value any = f.Value.String()
@@ -215,17 +214,11 @@ func (r reader) bind(key string, o Option, flags []*pflag.Flag) {
 	for _, env := range names {
 		if value, ok := os.LookupEnv(env); ok && value != "" {
 			r.v.Set(key, value)
-			if isTexts {
-				r.v.Set(key, splitLines(value))
-			}
 			r.s.origins[key] = OriginEnvironment
 			return
 		}
 	}
 	if r.v.InConfig(key) {
-		if text, ok := r.v.Get(key).(string); ok && isTexts { // viper would split it at commas
-			r.v.Set(key, splitLines(text))
-		}
 		r.s.origins[key] = OriginFile
 	}
 }
@@ -331,10 +324,6 @@ func refuseConversions(_, to reflect.Type, value any) (any, error) {
 		return nil, fmt.Errorf("must be %s, got %#v", want, value)
 	}
 	return value, nil
-}
-
-func splitLines(text string) []string {
-	return strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' })
 }
 
 // envName returns the environment variable of an option.

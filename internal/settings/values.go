@@ -13,10 +13,6 @@ import (
 	"time"
 )
 
-// Texts is a flag that may be repeated. Commas do not separate its values; in the environment,
-// each line is a value.
-type Texts []string
-
 // Grace is a flag for a grace period; -1 means the default of the object that it is granted to.
 type Grace time.Duration
 

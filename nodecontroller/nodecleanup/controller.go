@@ -69,9 +69,9 @@ type Resources interface {
 	// Remove marks r for the node agent of the driver, removes the finalizer of the driver, and deletes r, if it still has the
 	// UID and the resourceVersion of r.
 	Remove(ctx context.Context, r Resource) error
-	// OnChange registers a function that is called with the name of the node of each changed one. It is called before the
-	// informers start.
-	OnChange(changed func(node string))
+	// OnChange registers a function that is called with the name of the node of each one in the cache, and of each changed one.
+	// Nothing is cleaned up before the registration is synced.
+	OnChange(changed func(node string)) (kube.Registration, error)
 }
 
 // Controller cleans up after nodes that were deleted.

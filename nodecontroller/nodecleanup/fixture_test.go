@@ -62,6 +62,8 @@ type fixture struct {
 	watch         *rest.Config // of its informers
 	locks         keylock.Locks[string]
 	withResources bool // the driver has custom resources that belong to nodes
+	// resourcesCached is closed when their cache is complete; nil: from the start.
+	resourcesCached signal
 	requests
 	process // that was started last
 }

@@ -58,10 +58,10 @@ func (c *Controller) watch() {
 		})))
 	}
 	if c.deps.Resources != nil {
-		c.deps.Resources.OnChange(func(node string) {
+		add(c.deps.Resources.OnChange(func(node string) {
 			s := c.seen.Load()
 			c.enqueue(s == nil || !s.stays[node])
-		})
+		}))
 	}
 }
 

@@ -148,6 +148,25 @@ func fourLost(t *testing.T, change func(f *fixture), create func(f *fixture, nod
 	return f
 }
 
+// TestResourcesThatAreNotCached: nothing is cleaned up before the custom resources are known, whose Node would be released without them.
+func TestResourcesThatAreNotCached(t *testing.T) {
+	f := scenario(t, parity)
+	f.resourcesCached = make(signal)
+	resources := f.installLogicalVolumes()
+	f.node("n", f.cfg.NodeFinalizer)
+	pv, pvc := f.bound("a", "n")
+	resources.create("lv", "n", "pv-a")
+	f.process = f.run(f.user)
+	f.deleteNode("n")
+	f.stays(shortGrace, pv, pvc)
+	if sent := f.allRequests(); len(sent) > 0 {
+		t.Errorf("requests %v", sent)
+	}
+	close(f.resourcesCached)
+	f.nodeDeleted("n")
+	resources.deleted("lv")
+}
+
 // TestBreakerAndCustomResources: nodes of which only custom resources are left count and are held too.
 func TestBreakerAndCustomResources(t *testing.T) {
 	t.Parallel()

@@ -26,6 +26,8 @@ import (
 	"k8s.io/client-go/rest"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // parity sets what the profile topolvm sets, for a driver of another name.
@@ -53,13 +55,25 @@ func (f *fixture) customResources(user *rest.Config) (Resources, error) {
 	if err != nil {
 		return nil, err
 	}
+	if f.resourcesCached == nil {
+		f.resourcesCached = make(signal)
+		close(f.resourcesCached)
+	}
 	return ofDriver{customResources{f, client.Resource(f.logicalVolumes())}}, nil
 }
 
 // ofDriver is customResources as the driver passes it. It has no cache, and reports no changes: each pass lists.
 type ofDriver struct{ customResources }
 
-func (r ofDriver) OnChange(func(node string)) {}
+func (r ofDriver) OnChange(func(node string)) (kube.Registration, error) {
+	return kube.Registration{Synced: r.resourcesCached}, nil
+}
+
+// signal is done when it is closed. It implements [cache.DoneChecker].
+type signal chan struct{}
+
+func (s signal) Name() string          { return "test" }
+func (s signal) Done() <-chan struct{} { return s }
 
 func (r ofDriver) List() (found []Resource) {
 	all, err := r.customResources.List(context.Background(), metav1.ListOptions{})

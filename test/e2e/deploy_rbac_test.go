@@ -229,29 +229,12 @@ func (e *env) uses(pod, claim, node string) {
 	e.must(err)
 }
 
-// logicalVolume is the part of that kind of TopoLVM, of a group, that is used here.
-const logicalVolume = `
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: logicalvolumes.%[1]s}
-spec:
-  group: %[1]s
-  scope: Cluster
-  names: {kind: LogicalVolume, listKind: LogicalVolumeList, plural: logicalvolumes, singular: logicalvolume}
-  versions:
-  - name: v1
-    served: true
-    storage: true
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-`
-
 // TestNodecontrollerNeedsWhatItsManifestsGrant uses every feature at once as the ServiceAccount
 // of deploy/rbac: it is refused nothing, and nothing is granted that it does not use.
 func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}}, 2)
 	ctx, key := t.Context(), e.plugin.Name()+"/zone"
-	logicalVolumes, legacyVolumes := e.installLogicalVolumes("topolvm.io"), e.installLogicalVolumes("topolvm.cybozu.com")
 	granted := e.applyRBAC("nodecontroller*")
 	// With the name of the ConfigMap, as in the chart.
 	role, err := e.client.RbacV1().Roles(e.ns).Get(ctx, "storage-controller:nodecontroller", metav1.GetOptions{})
@@ -290,10 +273,6 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 		"--topology-node-key", key, "--node-finalizer-mode=manage", "--node-finalizer-wait-for-others=false", "--node-delete-grace=0s",
 		"--node-cleanup=volumes", "--node-cleanup-scope=all", "--node-cleanup-max-fraction=1",
 		"--pv-release-grace=0s",
-		"--node-cleanup-resource=resource=logicalvolumes.v1.topolvm.io,"+
-			"node-field=spec.nodeName,handle-field=metadata.uid,finalizer=topolvm.io/logicalvolume,when=node-terminating",
-		"--node-cleanup-resource=resource=logicalvolumes.v1.topolvm.cybozu.com,"+
-			"node-field=spec.nodeName,handle-field=metadata.uid,finalizer=topolvm.cybozu.com/logicalvolume,when=node-terminating",
 		"--pvc-finalizer-mode=enforce", "--pvc-finalizer", finalizer, "--pvc-pod-deletion=all", "--pvc-pod-deletion-grace=0s",
 		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed",
 		"--webhook-cert-secret=storage-controller-webhook-certificates",
@@ -305,9 +284,6 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 		_, err := e.client.CoreV1().Pods(e.ns).Get(ctx, "waiting", metav1.GetOptions{})
 		return err
 	})
-	const lv = `{"apiVersion":"%[1]s/v1","kind":"LogicalVolume","metadata":{"name":%[2]q,"finalizers":["%[1]s/logicalvolume"]},"spec":{"nodeName":%[3]q}}`
-	e.must(logicalVolumes(ctx, http.MethodPost, "", fmt.Appendf(nil, lv, "topolvm.io", e.ns, e.nodes[1])))
-	e.must(legacyVolumes(ctx, http.MethodPost, "", fmt.Appendf(nil, lv, "topolvm.cybozu.com", e.ns, e.nodes[1])))
 	e.eventually("the node has the finalizer", func(ctx context.Context) error {
 		n, err := e.client.CoreV1().Nodes().Get(ctx, e.nodes[1], metav1.GetOptions{})
 		if err == nil && len(n.Finalizers) == 0 {
@@ -327,8 +303,6 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 			_, err := e.client.CoreV1().PersistentVolumes().Get(ctx, e.ns+"-lost", metav1.GetOptions{})
 			return err
 		},
-		"its logical volume":                func(ctx context.Context) error { return logicalVolumes(ctx, http.MethodGet, "/"+e.ns, nil) },
-		"its logical volume of older kinds": func(ctx context.Context) error { return legacyVolumes(ctx, http.MethodGet, "/"+e.ns, nil) },
 	} {
 		e.gone(what, get)
 	}
@@ -340,7 +314,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 		return err
 	})
 	e.usesAll(granted, used, refused, func(p permission) bool {
-		return p.verb == "list" && p.resource != "logicalvolumes" || p == permission{"patch", "", "events"}
+		return p.verb == "list" || p == permission{"patch", "", "events"}
 	})
 }
 
@@ -395,22 +369,6 @@ func (e *env) onNode(name, class, key, zone string, finalizers ...string) {
 	}, metav1.CreateOptions{})
 	e.must(err)
 	e.bound(name)
-}
-
-// installLogicalVolumes adds the kind of a group, and returns how to call it.
-func (e *env) installLogicalVolumes(group string) func(ctx context.Context, method, path string, body []byte) error {
-	e.t.Helper()
-	client := e.client.Discovery().RESTClient()
-	body, err := yaml.YAMLToJSON(fmt.Appendf(nil, logicalVolume, group))
-	e.must(err)
-	e.must(client.Post().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").SetHeader("Content-Type",
-		"application/json").Body(body).Do(e.t.Context()).Error())
-	call := func(ctx context.Context, method, path string, body []byte) error {
-		return client.Verb(method).AbsPath("/apis/"+group+"/v1/logicalvolumes"+path).SetHeader("Content-Type",
-			"application/json").Body(body).Do(ctx).Error()
-	}
-	e.eventually("logical volumes are served", func(ctx context.Context) error { return call(ctx, http.MethodGet, "", nil) })
-	return call
 }
 
 // asksForMetrics requests the metrics of p with a token that is not authorized.

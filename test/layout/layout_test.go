@@ -117,7 +117,7 @@ var allowed = map[string][]string{
 		"csiclient", "election", "metrics", "internal/keylock", "internal/kube", "internal/tracing", "internal/volumerules",
 		"internal/intent", "internal/workloop",
 	},
-	"topolvm":             {"internal/keylock", "internal/kube"},
+	"topolvm":             {"internal/keylock", "internal/kube", "nodecontroller/nodecleanup"},
 	"topolvm/topolvmtest": {"internal/kubetest", "topolvm"},
 
 	"internal/settings": {"csiclient", "election"},

@@ -55,10 +55,6 @@ var rules = map[string][]Rule{
 	"nodecontroller-cleanup-volumes": {
 		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"patch", "delete"}},
 	},
-	"nodecontroller-custom-resources": {
-		{Groups: []string{"topolvm.io"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"get", "list", "watch", "patch", "delete"}},
-		{Groups: []string{"topolvm.cybozu.com"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"get", "list", "watch", "patch", "delete"}},
-	},
 	"nodecontroller-leader-election": {
 		{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}},
 	},
@@ -151,5 +147,9 @@ var rules = map[string][]Rule{
 	},
 	"snapshotter-secrets": {
 		{Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
+	},
+	"topolvm": {
+		{Groups: []string{"topolvm.io"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
+		{Groups: []string{"topolvm.cybozu.com"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
 	},
 }

@@ -90,7 +90,6 @@ node-cleanup-burst
 node-cleanup-max-fraction
 node-cleanup-min-nodes
 node-cleanup-qps
-node-cleanup-resource
 node-cleanup-retain
 node-cleanup-scope
 node-cleanup-window
@@ -119,7 +118,6 @@ nodecontroller.node-cleanup-burst
 nodecontroller.node-cleanup-max-fraction
 nodecontroller.node-cleanup-min-nodes
 nodecontroller.node-cleanup-qps
-nodecontroller.node-cleanup-resource
 nodecontroller.node-cleanup-retain
 nodecontroller.node-cleanup-scope
 nodecontroller.node-cleanup-window

@@ -45,7 +45,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 cleanup: {{ $n.nodeCleanup | default (ternary "claims" "report" $topolvm) | quote }}
 nodeFinalizer: {{ $n.nodeFinalizerMode | default (ternary "remove" "off" $topolvm) | quote }}
 pvcFinalizer: {{ $n.pvcFinalizerMode | default (ternary (ternary "enforce" "strip" (eq $n.profile "topolvm-classic")) "off" $topolvm) | quote }}
-customResources: {{ concat ($n.customResources | default list) (ternary (list (printf "logicalvolumes.%s" (ternary "topolvm.cybozu.com" "topolvm.io" (eq $n.profile "topolvm-legacy")))) list $topolvm) | toJson }}
 {{- end }}
 
 {{/* The directories of deploy/rbac that these values need. */}}
@@ -142,9 +141,6 @@ customResources: {{ concat ($n.customResources | default list) (ternary (list (p
 {{- end }}
 {{- if eq $modes.pvcFinalizer "enforce" }}
 - nodecontroller-pvc-enforce
-{{- end }}
-{{- if $modes.customResources }}
-- nodecontroller-custom-resources
 {{- end }}
 {{- if $n.webhooks.enabled }}
 - nodecontroller-webhook-certificates
@@ -336,13 +332,6 @@ true
 {{- if has .name (list "metrics-address" "metrics-bind-address") }}{{ fail (printf "%s: --http-endpoint is set, and they exclude each other" .place) }}{{ end }}
 {{- $value := get $granted (regexReplaceAll "^(nodecontroller|capacity)-" .name "") }}
 {{- if $value }}{{ fail (printf "%s: the permissions would not match; set %s" .place $value) }}{{ end }}
-{{- if eq (trimPrefix "nodecontroller-" .name) "node-cleanup-resource" }}
-{{- $place := .place }}
-{{- range regexFindAll "(^|[\\[,[:space:]])resource=[^],[:space:]]+" .value -1 }}
-{{- $crd := regexReplaceAll "^.?resource=([^.]+)\\.[^.]+\\." . "${1}." }}
-{{- if not (has $crd (include "storage-controller.modes" $ | fromYaml).customResources) }}{{ fail (printf "%s: the permissions would not match; add %s to nodecontroller.customResources" $place $crd) }}{{ end }}
-{{- end }}
-{{- end }}
 {{- if and (hasPrefix "feature-gates" (trimPrefix "provisioner-" .name)) (regexMatch "CrossNamespaceVolumeDataSource=true" (printf "%s=%s" .name .value)) (not $v.provisioner.crossNamespace) }}{{ fail (printf "%s: the permissions would not match; set provisioner.crossNamespace" .place) }}{{ end }}
 {{- if and (eq (trimPrefix "nodecontroller-" .name) "driver-name") (ne .value $v.driver.name) }}{{ fail (printf "%s: the permissions would not match; set driver.name" .place) }}{{ end }}
 {{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into config" .place) }}{{ end }}

@@ -15,14 +15,6 @@
 {{- if and (eq $name "nodecontroller") (eq $o.kind "Role") }}
 {{- $_ := set (first $o.rules) "resourceNames" (list (printf "lost-nodes.%s" (lower $v.driver.name))) }}
 {{- end }}
-{{- if and (eq $name "nodecontroller-custom-resources") (eq $o.kind "ClusterRole") }}
-{{- $verbs := (first $o.rules).verbs }}
-{{- $_ := set $o "rules" list }}
-{{- range (include "storage-controller.modes" $ | fromYaml).customResources }}
-{{- $crd := splitn "." 2 . }}
-{{- $_ := set $o "rules" (append $o.rules (dict "apiGroups" (list $crd._1) "resources" (list $crd._0) "verbs" $verbs)) }}
-{{- end }}
-{{- end }}
 {{- $meta := $o.metadata }}
 {{- $_ := set $meta "name" (print (include "storage-controller.prefix" $) $meta.name) }}
 {{- $_ := set $meta "labels" (include "storage-controller.labels" $ | fromYaml) }}
