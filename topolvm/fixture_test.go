@@ -514,6 +514,15 @@ func (f *fixture) untilDeleted(name string) {
 	f.until(name+" is deleted", func() bool { return f.lv(name) == nil })
 }
 
+// sentOnce checks that the replica has sent exactly one request of a kind, and no other write, however often it has read.
+func (r *replica) sentOnce(t *testing.T, want string) {
+	t.Helper()
+	writes := slices.DeleteFunc(r.requests.of(), func(q string) bool { return strings.HasPrefix(q, "GET ") || strings.HasPrefix(q, "LIST ") })
+	if !slices.Equal(writes, []string{want}) {
+		t.Errorf("writes %q, want %q once", writes, want)
+	}
+}
+
 // sent fails the test unless the service has sent these requests since the last call.
 func (r *replica) sent(t testing.TB, want ...string) []request {
 	t.Helper()

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/pflag"
@@ -265,14 +266,7 @@ func TestTopolvmScenario(t *testing.T) {
 		second.ready()
 		for i, p := range []*pod{first, second} {
 			controller, _ := p.controller()
-			response, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-				Name: fmt.Sprintf("%s-%d", p.ns, i), VolumeCapabilities: []*csi.VolumeCapability{{
-					AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-					AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-				}},
-				AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{
-					{Segments: map[string]string{"topology." + topolvm.Driver + "/node": node.Name()}}}},
-			})
+			response, err := controller.CreateVolume(t.Context(), volumeRequest(fmt.Sprintf("%s-%d", p.ns, i), node))
 			if err != nil {
 				t.Errorf("replica %d: %v", i, err)
 				continue
@@ -303,4 +297,38 @@ func TestTopolvmScenario(t *testing.T) {
 		topolvmtest.Install(t, p.client, topolvm.Driver)
 		p.ready()
 	})
+	t.Run("007_running_calls_end_before_the_watches", func(t *testing.T) {
+		p := startPod(t, false)
+		node := p.node("a")
+		p.ready()
+		node.Delay(2 * time.Second)
+		controller, _ := p.controller()
+		answered := make(chan error, 1)
+		go func() {
+			_, err := controller.CreateVolume(context.WithoutCancel(t.Context()), volumeRequest(p.ns+"-slow", node))
+			answered <- err
+		}()
+		kubetest.Eventually(t, "the LogicalVolume is created", func(ctx context.Context) error {
+			_, err := p.lvs.Get(ctx, p.ns+"-slow", metav1.GetOptions{})
+			return err
+		})
+		if err := p.stop(); err != nil {
+			t.Error(err)
+		}
+		if err := <-answered; err != nil {
+			t.Errorf("the running call got %v", err)
+		}
+	})
+}
+
+// volumeRequest returns a request for a volume on a node.
+func volumeRequest(name string, node *topolvmtest.Node) *csi.CreateVolumeRequest {
+	return &csi.CreateVolumeRequest{
+		Name: name, VolumeCapabilities: []*csi.VolumeCapability{{
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		}},
+		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{
+			{Segments: map[string]string{"topology." + topolvm.Driver + "/node": node.Name()}}}},
+	}
 }
