@@ -517,7 +517,9 @@ func (f *fixture) untilDeleted(name string) {
 // sentOnce checks that the replica has sent exactly one request of a kind, and no other write, however often it has read.
 func (r *replica) sentOnce(t *testing.T, want string) {
 	t.Helper()
-	writes := slices.DeleteFunc(r.requests.of(), func(q string) bool { return strings.HasPrefix(q, "GET ") || strings.HasPrefix(q, "LIST ") })
+	writes := slices.DeleteFunc(r.requests.of(), func(q string) bool {
+		return strings.HasPrefix(q, "GET ") || strings.HasPrefix(q, "LIST ")
+	})
 	if !slices.Equal(writes, []string{want}) {
 		t.Errorf("writes %q, want %q once", writes, want)
 	}

@@ -151,7 +151,8 @@ func (s *Service) intercept(ctx context.Context, r any, info *grpc.UnaryServerIn
 			s.metrics.panics.Inc()
 			klog.FromContext(ctx).Error(fmt.Errorf("panic: %v", p), "CSI call panicked. Report it with this line", "operation", operation,
 				"stack", string(debug.Stack()))
-			response, err = nil, status.Errorf(codes.Unavailable, "%s: panic: %.200v. Report it with the log of the controller", operation, p)
+			response, err = nil, status.Errorf(codes.Unavailable, "%s: panic: %.200v. Report it with the log of the controller",
+				operation, p)
 		}
 		if err != nil {
 			s.metrics.failures.WithLabelValues(operation, status.Code(err).String()).Inc()
