@@ -254,7 +254,8 @@ func decideExpansion(n names, r *csi.ControllerExpandVolumeRequest, s volumeStat
 	case target <= current && !unknown:
 		return step{action: doAnswer, lv: lv}
 	case target < current: // spec.size must not become less than the volume may be
-		return about.fail(codes.Aborted, "an expansion to %s was requested, and topolvm-node has not reported the size. Repeat the call", current)
+		return about.fail(codes.Aborted, "an expansion to %s was requested, and topolvm-node has not reported the size. Repeat "+
+			"the call", current)
 	case lv.Spec.Size != target && s.before != nil:
 		return about.fail(codes.Aborted, "another client changed spec.size during the expansion to %s. Repeat the call", target)
 	case lv.Spec.Size != target:
