@@ -146,10 +146,12 @@ func (s *simulation) checkSnapshots() {
 				s.violated("content %s has two snapshots: %s and %s", name, was, is)
 			}
 		}
+		s.mu.Lock() // a call of the driver may begin
 		s.checker.taken.contents[name] = content
 		if metav1.HasAnnotation(content.ObjectMeta, snapshotter.AnnRequest) {
 			s.checker.taken.recorded[name] = true
 		}
+		s.mu.Unlock()
 	}
 }
 
