@@ -46,7 +46,8 @@ func (s *Service) requestOf(ctx context.Context, r *csi.CreateVolumeRequest) (cr
 	}
 	c.required = Bytes(r.GetCapacityRange().GetRequiredBytes())
 	c.limit = Bytes(r.GetCapacityRange().GetLimitBytes())
-	if c.size, err = sizeOf(about, r.GetCapacityRange(), s.cfg.Minimum.of(r.GetVolumeCapabilities())); err != nil {
+	c.size, err = sizeOf(about, r.GetCapacityRange(), s.cfg.Minimum.of(r.GetVolumeCapabilities()))
+	if err != nil {
 		return c, err
 	}
 	switch from := r.GetVolumeContentSource(); {

@@ -210,7 +210,8 @@ func cluster(t testing.TB, options ...option) *fixture {
 	}
 	f.key = "topology." + f.driver + "/node"
 	var err error
-	if f.lvs, err = topolvm.NewClient(f.admin, f.driver); err != nil {
+	f.lvs, err = topolvm.NewClient(f.admin, f.driver)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return f
@@ -256,7 +257,8 @@ func (f *fixture) run() *replica {
 	cfg.Driver, cfg.Version = f.driver, "1.2.3"
 	f.config(&cfg)
 	var err error
-	if r.service, err = topolvm.New(cfg, r.registry); err != nil {
+	r.service, err = topolvm.New(cfg, r.registry)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if f.clock != nil {

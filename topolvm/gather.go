@@ -163,7 +163,8 @@ func (k *call) gatherCreation(ctx context.Context, r creation) (s creationState,
 		return k.gatherSource(s, r), nil
 	}
 	if r.sourceID != "" {
-		if s.source, err = k.find(ctx, r.sourceID); err != nil {
+		s.source, err = k.find(ctx, r.sourceID)
+		if err != nil {
 			return s, err
 		}
 	}

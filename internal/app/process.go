@@ -77,7 +77,8 @@ func (c Config) Run(ctx context.Context) error {
 		return err
 	}
 	if c.service {
-		if p.own, err = p.startDriver(ctx); err != nil {
+		p.own, err = p.startDriver(ctx)
+		if err != nil {
 			return err
 		}
 		defer p.own.close(ctx)

@@ -56,7 +56,8 @@ func startPod(t *testing.T, replacing bool, args ...string) *pod {
 	topolvmtest.Install(t, cp.Client(), topolvm.Driver)
 	p := &pod{t: t, client: cp.Client(), ns: kubetest.Namespace(t, cp), ended: make(chan error, 1)}
 	var err error
-	if p.lvs, err = topolvm.NewClient(cp.Config(), topolvm.Driver); err != nil {
+	p.lvs, err = topolvm.NewClient(cp.Config(), topolvm.Driver)
+	if err != nil {
 		t.Fatal(err)
 	}
 	dir, err := os.MkdirTemp("", "topolvm") // the name of the directory of t may be too long for a socket
