@@ -52,7 +52,7 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 	case doAbandon:
 		return noVolume(nil), nil
 	case doRefetchClaim:
-		return l.refetchClaim(ctx, key, s.claim, true)
+		return l.refetchClaim(ctx, key, s.claim, false)
 	case doReadSecrets:
 		return l.readSecrets(ctx, s.call, r)
 	case doProtect:
@@ -64,7 +64,7 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 	case doCreatePV:
 		return l.createPV(ctx, l.c.deps.Client, key, s.call.Payload)
 	case doRepeat:
-		return l.refetchClaim(ctx, key, s.call.Payload.claim, false)
+		return l.refetchClaim(ctx, key, s.call.Payload.claim, true)
 	case doFindOwner:
 		r.ownerRead = election.Now()
 		owner, err := l.ownerOfRejected(ctx, key, s.call.Payload, s.complete)

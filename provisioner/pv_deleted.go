@@ -13,17 +13,17 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// refetchClaim reads a claim whose PersistentVolume was deleted: the cache may not show yet that the claim was bound, or deleted. If the
-// creation of the PersistentVolume got no response, its volume may be deleted, too: CreateVolume is repeated, unless the claim is deleted
-// or bound.
-func (l *claimLoop) refetchClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim, saved bool) (change, error) {
+// refetchClaim reads a claim whose PersistentVolume was deleted: the cache may not show yet that the claim was bound, or deleted. Of an
+// answered call, the creation of the PersistentVolume got no response, and its volume may be deleted, too: CreateVolume is repeated,
+// unless the claim is deleted or bound.
+func (l *claimLoop) refetchClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim, answered bool) (change, error) {
 	live, exists, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim)
 	switch {
 	case err != nil:
 		return change{}, fmt.Errorf("reading claim %s, whose PersistentVolume was deleted: %w", key, err)
-	case saved && !exists:
+	case !answered && !exists:
 		return change{}, nil
-	case saved:
+	case !answered:
 		return claimRefetched(live.Spec.VolumeName != ""), nil
 	case !exists || live.DeletionTimestamp != nil || live.Spec.VolumeName != "": // as if the response had arrived
 		return noVolume(nil), nil

@@ -8,8 +8,7 @@
 // Fields that it writes:
 //
 //   - status of a content, except the first status of a member of a group;
-//   - annotation volumesnapshot-being-created, from before the first call until the status has
-//     the snapshot;
+//   - annotation volumesnapshot-being-created, from before the first call until the status has the snapshot;
 //   - annotation storage-controller.io/create-snapshot with the request of that call;
 //   - finalizer volumesnapshotcontent-bound-protection, added before the first call if the
 //     snapshot-controller has not added it, and removed after a successful deletion.

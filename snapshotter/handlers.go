@@ -102,8 +102,9 @@ func (l *loop) matters(before, after *content) bool {
 }
 
 // deleted handles the last state of a content. A write of an earlier leader, which took effect late, may have removed the finalizer
-// while a call may have an effect: the deletion continues without the content. A snapshot that was known before the deletion began is
-// not deleted then, nor one that another content names: an administrator may have removed the finalizer to keep it.
+// while a call may have an effect, or is planned and sent before the next sync: the deletion continues without the content. A snapshot
+// that was known before the deletion began is not deleted then, nor one that another content names: an administrator may have removed
+// the finalizer to keep it.
 func (l *loop) deleted(c *content) {
 	orphan := false
 	handle := c.deletedHandle(l.ledger.Get(c.UID))

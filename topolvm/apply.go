@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -128,7 +129,10 @@ func (k *call) readLive(ctx context.Context, name string) (*LogicalVolume, error
 
 // readVolume has the next state contain the LogicalVolume as it is at the API server.
 func (k *call) readVolume(ctx context.Context, name string) error {
-	_, err := k.readLive(ctx, name)
+	live, err := k.readLive(ctx, name)
+	if err == nil && live == nil {
+		k.absent = name
+	}
 	return err
 }
 
@@ -144,6 +148,10 @@ func (k *call) readSource(ctx context.Context, lv *LogicalVolume) error {
 // readNode reads the Node with the topology value of s, which is also its name. The label of a Node that the cache lacks is not searched
 // for, because topolvm-node uses the name.
 func (k *call) readNode(ctx context.Context, s step) error {
+	if len(validation.IsDNS1123Subdomain(s.value)) > 0 { // no Node can have this name
+		k.nodes[s.value] = nil
+		return nil
+	}
 	live, err := k.s.nodes.Get(ctx, s.value, metav1.GetOptions{})
 	switch {
 	case kube.IsNotFound(err):
@@ -162,6 +170,10 @@ func (k *call) create(ctx context.Context, lv *LogicalVolume) error {
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return k.readVolume(ctx, lv.Name)
+	case apierrors.IsForbidden(err):
+		return subjectOf(lv).errorf(codes.Internal, "creating it: forbidden: %v. Grant the permission to the ServiceAccount", err)
+	case apierrors.IsInvalid(err):
+		return subjectOf(lv).errorf(codes.Internal, "creating it: %v. Check the CustomResourceDefinition and the admission policies", err)
 	case err != nil:
 		return apiError(ctx, subjectOf(lv), "creating it", err)
 	}

@@ -6,6 +6,7 @@ package topolvm
 import (
 	"context"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,7 +60,7 @@ func (s *Service) GetCapacity(ctx context.Context, r *csi.GetCapacityRequest) (*
 	var sum Bytes
 	for _, node := range nodes {
 		bytes, _ := s.names.available(node, class)
-		sum += bytes
+		sum = min(sum, math.MaxInt64-bytes) + bytes
 	}
 	return &csi.GetCapacityResponse{AvailableCapacity: int64(sum)}, nil
 }

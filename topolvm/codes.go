@@ -68,15 +68,14 @@ func nodeError(lv *LogicalVolume, creating bool) error {
 	}
 }
 
-// apiError returns the error of a call for a failed request to the API server. doing says what the request was for.
+// apiError returns the error of a call for a failed request to the API server. doing says what the request was for. The code is not
+// final: the LogicalVolume of an earlier call may exist.
 func apiError(ctx context.Context, s subject, doing string, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return contextError(ctx, s, doing, "the API server")
 	case apierrors.IsForbidden(err):
-		return s.errorf(codes.Internal, "%s: forbidden: %v. Grant the permission to the ServiceAccount", doing, err)
-	case apierrors.IsInvalid(err):
-		return s.errorf(codes.Internal, "%s: %v. Check the CustomResourceDefinition and the admission policies", doing, err)
+		return s.errorf(codes.Unavailable, "%s: forbidden: %v. Grant the permission to the ServiceAccount", doing, err)
 	}
 	return s.errorf(codes.Unavailable, "%s: %v. The call can be repeated", doing, err)
 }

@@ -20,6 +20,7 @@ type creation struct {
 	name      string // of the LogicalVolume
 	snapshot  bool
 	size      Bytes // of a volume
+	required  Bytes // size in the request, without the minimum
 	limit     Bytes // 0 means none
 	class     string
 	option    string
@@ -43,8 +44,10 @@ func (s *Service) requestOf(ctx context.Context, r *csi.CreateVolumeRequest) (cr
 	if len(r.GetMutableParameters()) > 0 {
 		return c, about.errorf(codes.InvalidArgument, "mutable_parameters are not supported. Remove the VolumeAttributesClass")
 	}
+	c.required = Bytes(r.GetCapacityRange().GetRequiredBytes())
 	c.limit = Bytes(r.GetCapacityRange().GetLimitBytes())
-	if c.size, err = sizeOf(about, r.GetCapacityRange(), s.cfg.Minimum.of(r.GetVolumeCapabilities())); err != nil {
+	c.size, err = sizeOf(about, r.GetCapacityRange(), s.cfg.Minimum.of(r.GetVolumeCapabilities()))
+	if err != nil {
 		return c, err
 	}
 	switch from := r.GetVolumeContentSource(); {
@@ -124,8 +127,8 @@ func (c creation) differs(lv *LogicalVolume, from string) string {
 		return ""
 	case lv.Spec.DeviceClass != c.class:
 		return "it has another device class"
-	case lv.Spec.Size < c.size:
-		return "its size of " + lv.Spec.Size.String() + " is less than the requested " + c.size.String()
+	case lv.Spec.Size < c.required: // the minimum may have been another one
+		return "its size of " + lv.Spec.Size.String() + " is less than the requested " + c.required.String()
 	case c.limit > 0 && lv.Spec.Size > c.limit:
 		return "its size of " + lv.Spec.Size.String() + " is above the limit of " + c.limit.String()
 	}

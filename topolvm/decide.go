@@ -9,6 +9,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // action names the next step of a call.
@@ -151,13 +152,21 @@ func decideCreation(n names, r creation, s creationState) step {
 		}
 		return about.fail(codes.Aborted, "it was deleted during the creation. Repeat the call")
 	case lv == nil:
-		return decideNew(n, r, s)
+		// The caller takes a refusal for final, and the cache may lack the LogicalVolume of an earlier call.
+		next := decideNew(n, r, s)
+		if next.action == doAnswer && !s.absent {
+			return step{action: doReadVolume, lv: &LogicalVolume{ObjectMeta: metav1.ObjectMeta{Name: r.name}}}
+		}
+		return next
 	case !s.read: // the cache may have one that was deleted
 		return step{action: doReadVolume, lv: lv}
 	case s.terminating():
 		return s.waitForNode()
 	}
 	about := subjectOf(lv)
+	if lv.Annotations[n.pendingDeletion()] != "" {
+		return about.fail(codes.Aborted, "topolvm-node ignores it, because the node cleanup deletes it. Repeat the call")
+	}
 	if why := r.differs(lv, s.sourceName); why != "" {
 		return about.fail(codes.AlreadyExists, "%s. Use another name, or delete the LogicalVolume if nothing uses it", why)
 	}
@@ -244,6 +253,9 @@ func decideExpansion(n names, r *csi.ControllerExpandVolumeRequest, s volumeStat
 		return step{action: doResize, lv: lv, size: current} // cancels an earlier expansion
 	case target <= current && !unknown:
 		return step{action: doAnswer, lv: lv}
+	case target < current: // spec.size must not become less than the volume may be
+		return about.fail(codes.Aborted, "an expansion to %s was requested, and topolvm-node has not reported the size. Repeat "+
+			"the call", current)
 	case lv.Spec.Size != target && s.before != nil:
 		return about.fail(codes.Aborted, "another client changed spec.size during the expansion to %s. Repeat the call", target)
 	case lv.Spec.Size != target:

@@ -210,7 +210,8 @@ func cluster(t testing.TB, options ...option) *fixture {
 	}
 	f.key = "topology." + f.driver + "/node"
 	var err error
-	if f.lvs, err = topolvm.NewClient(f.admin, f.driver); err != nil {
+	f.lvs, err = topolvm.NewClient(f.admin, f.driver)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return f
@@ -256,7 +257,8 @@ func (f *fixture) run() *replica {
 	cfg.Driver, cfg.Version = f.driver, "1.2.3"
 	f.config(&cfg)
 	var err error
-	if r.service, err = topolvm.New(cfg, r.registry); err != nil {
+	r.service, err = topolvm.New(cfg, r.registry)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if f.clock != nil {
@@ -512,6 +514,17 @@ func (f *fixture) until(what string, check func() bool) {
 func (f *fixture) untilDeleted(name string) {
 	f.t.Helper()
 	f.until(name+" is deleted", func() bool { return f.lv(name) == nil })
+}
+
+// sentOnce checks that the replica has sent exactly one request of a kind, and no other write, however often it has read.
+func (r *replica) sentOnce(t *testing.T, want string) {
+	t.Helper()
+	writes := slices.DeleteFunc(r.requests.of(), func(q string) bool {
+		return strings.HasPrefix(q, "GET ") || strings.HasPrefix(q, "LIST ")
+	})
+	if !slices.Equal(writes, []string{want}) {
+		t.Errorf("writes %q, want %q once", writes, want)
+	}
 }
 
 // sent fails the test unless the service has sent these requests since the last call.

@@ -28,6 +28,8 @@ type call struct {
 	nodes map[string]*corev1.Node
 	// sources has the sources by name that were read from the API server; nil means that there is none.
 	sources map[string]*LogicalVolume
+	// absent is the name of a LogicalVolume that the API server did not have; empty means none.
+	absent string
 	// awaited is the LogicalVolume that topolvm-node works on for the call; empty means none yet.
 	awaited types.UID
 	// before is the status of an expansion at since, the time of its request.
@@ -149,6 +151,8 @@ type creationState struct {
 	// place is the topology value and placeErr why there is none, if there is no LogicalVolume. node is its Node then.
 	place    string
 	placeErr error
+	// absent reports that the API server has confirmed that there is no LogicalVolume.
+	absent bool
 }
 
 // gatherCreation returns the state of a creation.
@@ -159,10 +163,12 @@ func (k *call) gatherCreation(ctx context.Context, r creation) (s creationState,
 		return k.gatherSource(s, r), nil
 	}
 	if r.sourceID != "" {
-		if s.source, err = k.find(ctx, r.sourceID); err != nil {
+		s.source, err = k.find(ctx, r.sourceID)
+		if err != nil {
 			return s, err
 		}
 	}
+	s.absent = k.absent == r.name
 	s.place, s.placeErr = place(k.s.names, r, s.source, k.c.nodes.List)
 	if s.placeErr == nil {
 		s.node = k.node(s.place)

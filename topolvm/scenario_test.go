@@ -346,7 +346,7 @@ var serviceScenarios = []scenario{
 		calls.Wait()
 		panics.Store(true)
 		_, err := f.create("w", f.on("a"))
-		f.fails(err, codes.Internal, "injected")
+		f.fails(err, codes.Unavailable, "injected")
 		for range 20 {
 			if err := <-errs; err != nil {
 				t.Error(err)

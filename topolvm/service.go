@@ -115,9 +115,12 @@ func (s *Service) Attach(ctx context.Context, d Deps) error {
 	return nil
 }
 
+// maxCalls is the number of running calls of a connection. Further ones wait.
+const maxCalls = 1000
+
 // Server returns a gRPC server with the service. It accepts connections on each listener that it is given, until [Service.Shutdown].
 func (s *Service) Server() *grpc.Server {
-	server := grpc.NewServer(grpc.UnaryInterceptor(s.intercept))
+	server := grpc.NewServer(grpc.UnaryInterceptor(s.intercept), grpc.MaxConcurrentStreams(maxCalls))
 	csi.RegisterIdentityServer(server, s)
 	csi.RegisterControllerServer(server, s)
 	return server
@@ -130,7 +133,7 @@ func (s *Service) Shutdown(ctx context.Context) { s.running.drain(ctx) }
 // maxEarly is the longest time before the deadline of a call at which it ends.
 const maxEarly = 100 * time.Millisecond
 
-// intercept counts the calls and their failures. A panic is the failure of one call.
+// intercept counts the calls and their failures. A panic is the failure of one call, whose outcome is unknown: the code is not final.
 func (s *Service) intercept(ctx context.Context, r any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
 	operation := operationOf(info.FullMethod)
 	if deadline, ok := ctx.Deadline(); ok { // so that the caller gets the error, which says what the call waited for
@@ -148,7 +151,8 @@ func (s *Service) intercept(ctx context.Context, r any, info *grpc.UnaryServerIn
 			s.metrics.panics.Inc()
 			klog.FromContext(ctx).Error(fmt.Errorf("panic: %v", p), "CSI call panicked. Report it with this line", "operation", operation,
 				"stack", string(debug.Stack()))
-			response, err = nil, status.Errorf(codes.Internal, "%s: panic: %.200v. Report it with the log of the controller", operation, p)
+			response, err = nil, status.Errorf(codes.Unavailable, "%s: panic: %.200v. Report it with the log of the controller",
+				operation, p)
 		}
 		if err != nil {
 			s.metrics.failures.WithLabelValues(operation, status.Code(err).String()).Inc()

@@ -107,7 +107,7 @@ func withHint(err error) error {
 	}
 	switch {
 	case strings.HasPrefix(name, "minimum-allocation-"):
-		return fmt.Errorf("%w: it is a flag of the driver. Set it there", err)
+		return fmt.Errorf("%w: it is a flag of the driver, and of the command topolvm. Set it there", err)
 	case strings.HasPrefix(name, "zap-"):
 		return fmt.Errorf("%w: it is a flag of the driver. Set --v and --logging-format for the logs of this program", err)
 	}

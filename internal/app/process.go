@@ -77,7 +77,8 @@ func (c Config) Run(ctx context.Context) error {
 		return err
 	}
 	if c.service {
-		if p.own, err = p.startDriver(ctx); err != nil {
+		p.own, err = p.startDriver(ctx)
+		if err != nil {
 			return err
 		}
 		defer p.own.close(ctx)
@@ -131,11 +132,16 @@ func (p *process) work(ctx, services context.Context, stopServices func(), terms
 		group.Go(func() error { return cancelOn(cancel, p.watchConnection(ctx, services)) })
 	}
 	if p.own != nil {
-		group.Go(func() error { return cancelOn(cancel, <-p.own.served) })
+		group.Go(func() error { return cancelOn(cancel, p.own.wait()) })
 	}
 	group.Go(func() error {
 		defer stopServices()
-		return cancelOn(cancel, terms.run(work))
+		err := cancelOn(cancel, terms.run(work))
+		if p.own != nil { // running calls on the socket need the watches
+			p.own.stop()
+			_ = p.own.wait()
+		}
+		return err
 	})
 	if err := group.Wait(); err != nil {
 		return err

@@ -39,6 +39,10 @@ func openSocket(ctx context.Context, path string) (*socket, error) {
 	}
 	// The socket gets its name after its mode, so that no process connects to it with another one.
 	hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d", filepath.Base(path), os.Getpid()))
+	if err := checkSocket(ctx, hidden); err != nil {
+		return nil, err
+	}
+	_ = os.Remove(hidden) // of a process that was killed
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w. Its directory must exist, and this process must have write permission", path, err)

@@ -175,8 +175,9 @@ func serviceAPI(driver string) doctor.API {
 type ownDriver struct {
 	service *topolvm.Service
 	memory  *bufconn.Listener
-	server  *grpc.Server // of memory
-	served  chan error   // has the result of serving the socket
+	server  *grpc.Server  // of memory
+	served  chan struct{} // closed when the socket is not served any more, with the result err
+	err     error
 	stop    context.CancelFunc
 	grace   time.Duration // for running calls at the end
 }
@@ -204,10 +205,13 @@ func (p *process) startDriver(ctx context.Context) (*ownDriver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--csi-socket: %w", err)
 	}
-	d := &ownDriver{service: service, memory: bufconn.Listen(memorySize), server: service.Server(), served: make(chan error, 1),
+	d := &ownDriver{service: service, memory: bufconn.Listen(memorySize), server: service.Server(), served: make(chan struct{}),
 		grace: p.DriverConfig().Timeout + 10*time.Second}
 	ctx, d.stop = context.WithCancel(ctx)
-	go func() { d.served <- socket.serve(ctx, service.Server(), d.grace) }()
+	go func() {
+		defer close(d.served)
+		d.err = socket.serve(ctx, service.Server(), d.grace)
+	}()
 	go func() { _ = d.server.Serve(d.memory) }() // ends with the server
 	klog.FromContext(ctx).Info("Serving the CSI driver", "driver", cfg.driver(), "socket", socket.path)
 	return d, nil
@@ -232,9 +236,16 @@ func (d *ownDriver) attach(ctx context.Context, s *shared, config *rest.Config, 
 	})
 }
 
+// wait waits until the socket is not served any more.
+func (d *ownDriver) wait() error {
+	<-d.served
+	return d.err
+}
+
 // close ends the service after the roles have ended.
 func (d *ownDriver) close(ctx context.Context) {
 	d.stop()
+	_ = d.wait() // reported before
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.grace)
 	defer cancel()
 	d.service.Shutdown(ctx)

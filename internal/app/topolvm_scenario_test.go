@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/pflag"
@@ -55,7 +56,8 @@ func startPod(t *testing.T, replacing bool, args ...string) *pod {
 	topolvmtest.Install(t, cp.Client(), topolvm.Driver)
 	p := &pod{t: t, client: cp.Client(), ns: kubetest.Namespace(t, cp), ended: make(chan error, 1)}
 	var err error
-	if p.lvs, err = topolvm.NewClient(cp.Config(), topolvm.Driver); err != nil {
+	p.lvs, err = topolvm.NewClient(cp.Config(), topolvm.Driver)
+	if err != nil {
 		t.Fatal(err)
 	}
 	dir, err := os.MkdirTemp("", "topolvm") // the name of the directory of t may be too long for a socket
@@ -265,14 +267,7 @@ func TestTopolvmScenario(t *testing.T) {
 		second.ready()
 		for i, p := range []*pod{first, second} {
 			controller, _ := p.controller()
-			response, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-				Name: fmt.Sprintf("%s-%d", p.ns, i), VolumeCapabilities: []*csi.VolumeCapability{{
-					AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-					AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-				}},
-				AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{
-					{Segments: map[string]string{"topology." + topolvm.Driver + "/node": node.Name()}}}},
-			})
+			response, err := controller.CreateVolume(t.Context(), volumeRequest(fmt.Sprintf("%s-%d", p.ns, i), node))
 			if err != nil {
 				t.Errorf("replica %d: %v", i, err)
 				continue
@@ -303,4 +298,38 @@ func TestTopolvmScenario(t *testing.T) {
 		topolvmtest.Install(t, p.client, topolvm.Driver)
 		p.ready()
 	})
+	t.Run("007_running_calls_end_before_the_watches", func(t *testing.T) {
+		p := startPod(t, false)
+		node := p.node("a")
+		p.ready()
+		node.Delay(2 * time.Second)
+		controller, _ := p.controller()
+		answered := make(chan error, 1)
+		go func() {
+			_, err := controller.CreateVolume(context.WithoutCancel(t.Context()), volumeRequest(p.ns+"-slow", node))
+			answered <- err
+		}()
+		kubetest.Eventually(t, "the LogicalVolume is created", func(ctx context.Context) error {
+			_, err := p.lvs.Get(ctx, p.ns+"-slow", metav1.GetOptions{})
+			return err
+		})
+		if err := p.stop(); err != nil {
+			t.Error(err)
+		}
+		if err := <-answered; err != nil {
+			t.Errorf("the running call got %v", err)
+		}
+	})
+}
+
+// volumeRequest returns a request for a volume on a node.
+func volumeRequest(name string, node *topolvmtest.Node) *csi.CreateVolumeRequest {
+	return &csi.CreateVolumeRequest{
+		Name: name, VolumeCapabilities: []*csi.VolumeCapability{{
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		}},
+		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{
+			{Segments: map[string]string{"topology." + topolvm.Driver + "/node": node.Name()}}}},
+	}
 }

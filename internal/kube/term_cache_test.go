@@ -9,7 +9,10 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
@@ -76,6 +79,35 @@ func TestTermCache(t *testing.T) {
 			if len(term.acted) != step.entries {
 				t.Errorf("latest %q, %s: %d entries, want %d", latest, step.what, len(term.acted), step.entries)
 			}
+		}
+	}
+}
+
+// TestOutdated: only a newer state, or the absence of the object, explains a write that has failed because of a test or a conflict.
+func TestOutdated(t *testing.T) {
+	c := kubetest.Get(t)
+	own := NewMutationCache(informersFor(t, c, c.Client()).Volumes())
+	version := func(name, uid, version string) *corev1.PersistentVolume {
+		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid), ResourceVersion: version}}
+	}
+	own.Observe(version("pv", "u", "2"))
+	conflict := apierrors.NewConflict(schema.GroupResource{}, "pv", nil)
+	failedTest := &apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonInvalid}}
+	for what, tt := range map[string]struct {
+		obj  *corev1.PersistentVolume
+		err  error
+		want bool
+	}{
+		"an older version, a conflict":    {version("pv", "u", "1"), conflict, true},
+		"an older version, a failed test": {version("pv", "u", "1"), failedTest, true},
+		"an older version, forbidden":     {version("pv", "u", "1"), apierrors.NewForbidden(schema.GroupResource{}, "pv", nil), false},
+		"an older version, no error":      {version("pv", "u", "1"), nil, false},
+		"the newest version":              {version("pv", "u", "2"), failedTest, false},
+		"an object that was recreated":    {version("pv", "old", "2"), failedTest, true},
+		"an object that was deleted":      {version("gone", "u", "2"), failedTest, true},
+	} {
+		if got := own.Outdated(tt.obj, tt.err); got != tt.want {
+			t.Errorf("%s: %t", what, got)
 		}
 	}
 }

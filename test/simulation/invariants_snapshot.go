@@ -94,7 +94,9 @@ func (s *simulation) mayCreateSnapshot(r *csi.CreateSnapshotRequest) error {
 // orphaning returns the last state of a content that does not exist any more, if its snapshot was to be deleted with it, else nil.
 // A late write of an earlier leader may have removed its finalizer before the snapshot was deleted.
 func (s *simulation) orphaning(name string) *snapshotv1.VolumeSnapshotContent {
+	s.mu.Lock()
 	last := s.checker.taken.contents[name]
+	s.mu.Unlock()
 	if last == nil || s.contents()[name] != nil || last.Spec.DeletionPolicy != snapshotv1.VolumeSnapshotContentDelete ||
 		!metav1.HasAnnotation(last.ObjectMeta, snapshotter.AnnBeingDeleted) {
 		return nil
@@ -146,10 +148,12 @@ func (s *simulation) checkSnapshots() {
 				s.violated("content %s has two snapshots: %s and %s", name, was, is)
 			}
 		}
+		s.mu.Lock() // a call of the driver may begin
 		s.checker.taken.contents[name] = content
 		if metav1.HasAnnotation(content.ObjectMeta, snapshotter.AnnRequest) {
 			s.checker.taken.recorded[name] = true
 		}
+		s.mu.Unlock()
 	}
 }
 
