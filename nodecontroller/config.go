@@ -81,7 +81,8 @@ func Empty() *Config {
 
 // HasWork reports whether any feature is enabled. Without one, "all" does not run the role.
 func (c Config) HasWork() bool {
-	return c.NodeCleanup != nodecleanup.ModeOff || c.NodeFinalizerMode != nodecleanup.FinalizerOff || c.PVCFinalizerMode != pvcfinalizer.ModeOff || c.ResizeNudge || c.EnableWebhooks
+	return c.NodeCleanup != nodecleanup.ModeOff || c.NodeFinalizerMode != nodecleanup.FinalizerOff ||
+		c.PVCFinalizerMode != pvcfinalizer.ModeOff || c.ResizeNudge || c.EnableWebhooks
 }
 
 // RetainedFields returns the fields that the informers must retain for c, which is resolved.

@@ -35,13 +35,13 @@ func derived(driver string, mode pvcfinalizer.Mode) map[string]any {
 		return values
 	}
 	// The names for claims and pods did not change with the name of the driver.
-	obsolete := []string{topolvm.Driver + "/pvc", topolvm.LegacyDriver + "/pvc"}
+	obsolete := []string{"topolvm.io/pvc", "topolvm.cybozu.com/pvc"}
 	if mode == pvcfinalizer.ModeEnforce {
 		obsolete = obsolete[1:]
 	}
 	maps.Copy(values, map[string]any{
-		"pvc-finalizer":                  topolvm.Driver + "/pvc",
-		"resize-annotation":              topolvm.Driver + "/last-resizefs-requested-at",
+		"pvc-finalizer":                  "topolvm.io/pvc",
+		"resize-annotation":              "topolvm.io/last-resizefs-requested-at",
 		"pvc-finalizer-mode":             pvcfinalizer.ModeStrip,
 		"pvc-obsolete-finalizers":        obsolete,
 		"topology-node-key":              "topology." + d + "/node",

@@ -45,8 +45,8 @@ func newMigrateCommand(name string) *cobra.Command {
 		Use:   "migrate -f FILE",
 		Short: "Rewrite the manifest of a driver to run storage-controller instead of the sidecars",
 		Long: `Rewrite the manifest of a CSI driver to run storage-controller instead of csi-provisioner,
-csi-attacher, csi-resizer and csi-snapshotter, of livenessprobe beside them, and next to
-topolvm-controller.
+csi-attacher, csi-resizer and csi-snapshotter, and of livenessprobe beside them.
+topolvm-controller stays: for TopoLVM, run the command topolvm instead.
 
 It reads Deployments, StatefulSets and DaemonSets in YAML, and prints the same manifest
 with one container in place of these sidecars, with their flags, environment, mounts,
@@ -87,8 +87,6 @@ setting --image, adding permissions, or migrating a sidecar that was kept.`,
 	fs.BoolVar(&o.PerRole, "per-role", false, "one container for each sidecar, under its name")
 	fs.BoolVar(&o.Patched, "replace-patched", false, "also replace sidecars whose image tag has a suffix, such as v6.3.0-eksbuild.4: "+
 		"a patched sidecar may do what storage-controller does not")
-	fs.BoolVar(&o.Nodecontroller, "with-nodecontroller", false, "add the role nodecontroller beside topolvm-controller; it deletes "+
-		"the claims of deleted nodes")
 	fs.BoolVar(&f.diff, "diff", false, "print a unified diff instead of the new manifest")
 	fs.BoolVar(&f.printRBAC, "print-rbac", false, "print roles and bindings with the permissions that the ServiceAccount lacks, "+
 		"instead of the new manifest")

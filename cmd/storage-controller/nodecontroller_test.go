@@ -98,7 +98,8 @@ func TestRefusals(t *testing.T) {
 
 func TestNameFromTheDriver(t *testing.T) {
 	plugin := csitest.Run(t, csitest.Config{Name: "c.example.com"})
-	compare(t, printed(t, "nodecontroller", "--csi-socket="+plugin.Address()), map[string][2]string{"node-finalizer": {"c.example.com/node", "derived"}})
+	compare(t, printed(t, "nodecontroller", "--csi-socket="+plugin.Address()),
+		map[string][2]string{"node-finalizer": {"c.example.com/node", "derived"}})
 }
 
 // TestNodecontrollerOfTopolvm: the role runs for TopoLVM only in the process that serves the driver, however its name is known.

@@ -470,7 +470,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"extraArgs: [--node-finalizer-mode=manage]":                        "set nodecontroller.nodeFinalizerMode",
 		"extraArgs: [--pvc-finalizer-mode=strip]":                          "set nodecontroller.pvcFinalizerMode",
 		"extraArgs: ['--node-cleanup-resource=x']":                         "unknown flag",
-		"extraArgs: [--profile=topolvm]":                                   "set nodecontroller.profile",
+		"extraArgs: [--profile=topolvm]":                                   "unknown flag",
 		"extraArgs: [--resize-nudge]":                                      "set nodecontroller.resizeNudge",
 		"extraArgs: [--enable-webhooks]":                                   "set nodecontroller.webhooks.enabled",
 		"extraArgs: [--enable-capacity=false]":                             "set capacity.enabled",
@@ -863,8 +863,9 @@ func TestChartNotes(t *testing.T) {
 		"":                           {"rollout status deployment/csi-controller"},
 		"mode: node\nhttpPort: 9080": {"rollout status daemonset/csi-controller", "localhost:9080", "another release"},
 		"secrets: {cluster: true}":   {"can read Secrets in all namespaces"},
-		"nodecontroller: {enabled: true, nodeCleanup: claims}": {"deletes PVCs of deleted nodes, if the PVC or its StorageClass opts in."},
-		"nodecontroller: {enabled: true, profile: topolvm}":    {"deletes PVCs of deleted nodes."},
+		"nodecontroller: {enabled: true, nodeCleanup: claims}": {
+			"deletes PVCs of deleted nodes, if the PVC or its StorageClass opts in."},
+		"nodecontroller: {enabled: true, nodeCleanup: volumes, nodeCleanupScope: all}": {"deletes PVCs of deleted nodes."},
 	} {
 		notes, err := tool(t, "", "notes", chart, "csi-controller", exampleNamespace, exampleDriver(t), valuesFile(t, values))
 		for _, text := range texts {
@@ -929,7 +930,6 @@ nodecontroller: {enabled: true, pvcFinalizerMode: enforce, webhooks: {enabled: t
 		"chart, more than the driver":         charted(t, fileOfPage(t, "install.md", "more-values.yaml")),
 		"chart, node on the host's network": charted(t, "mode: node\nhostNetwork: true\nhttpPort: 9080\nkubeletDir: /var/lib/k0s/kubelet\n"+
 			"networkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {}}]}"),
-		"chart, TopoLVM":           charted(t, "driver: {name: topolvm.io}\nnodecontroller: {enabled: true, profile: topolvm}"),
 		"chart, capacity alone":    charted(t, capacityAlone),
 		"chart, secrets elsewhere": charted(t, "secrets: {namespaces: [default]}"),
 	}

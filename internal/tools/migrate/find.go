@@ -15,7 +15,7 @@ import (
 // kind is the program that a container runs.
 type kind string
 
-// The programs that can be replaced.
+// The programs that are known. All but topolvm can be replaced.
 const (
 	csiProvisioner kind = "csi-provisioner"
 	csiAttacher    kind = "csi-attacher"
@@ -28,12 +28,11 @@ const (
 var kinds = []kind{csiProvisioner, csiAttacher, csiResizer, csiSnapshotter, topolvm}
 
 // commands are the subcommands with the flags of each kind.
-var commands = map[kind]string{csiProvisioner: "provision", csiAttacher: "attach", csiResizer: "resize", csiSnapshotter: "snapshot",
-	topolvm: "nodecontroller"}
+var commands = map[kind]string{csiProvisioner: "provision", csiAttacher: "attach", csiResizer: "resize", csiSnapshotter: "snapshot"}
 
 // roles are the roles of "all" that do the work of each kind.
 var roles = map[kind]string{csiProvisioner: "provisioner", csiAttacher: "attacher", csiResizer: "resizer", csiSnapshotter: "snapshotter",
-	topolvm: "nodecontroller", livenessprobe: string(livenessprobe)} // the last one only as the prefix of its variables
+	livenessprobe: string(livenessprobe)} // the last one only as the prefix of its variables
 
 // source is a container to be replaced.
 type source struct {
@@ -152,20 +151,6 @@ func runsStorageController(c *yaml.Node, argv []*yaml.Node) bool {
 		return false
 	}
 	return len(argv) > 0 && slices.Contains(subcommands, text(argv[0]))
-}
-
-// runsNodecontroller reports whether one of containers runs the role nodecontroller already.
-func runsNodecontroller(containers []*yaml.Node) bool {
-	return slices.ContainsFunc(containers, func(c *yaml.Node) bool {
-		argv := argumentsOf(c)
-		if !runsStorageController(c, argv) || len(argv) == 0 {
-			return false
-		}
-		return text(argv[0]) == "nodecontroller" || slices.ContainsFunc(argv, func(arg *yaml.Node) bool {
-			roles, found := strings.CutPrefix(text(arg), "--controllers=")
-			return found && slices.Contains(strings.Split(roles, ","), "nodecontroller")
-		})
-	})
 }
 
 // wrapped returns the sidecar that another program in command starts, such as a shell or tini, or "". Such a container is

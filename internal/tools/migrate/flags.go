@@ -122,9 +122,6 @@ func (s *source) get(t Tables, name string) string {
 	if f, ok := s.lookup(name); ok {
 		return f.expanded
 	}
-	if s.kind == topolvm && name == "leader-election" {
-		return "true"
-	}
 	flag, _ := t.flag(commands[s.kind], name)
 	return flag.Default
 }
@@ -149,7 +146,7 @@ func isTrue(value string) bool {
 // renamed returns the current name of a flag of an older release.
 func (s *source) renamed(name string) string {
 	switch {
-	case s.kind != topolvm && name == "enable-leader-election":
+	case name == "enable-leader-election":
 		return "leader-election"
 	case s.kind == csiResizer && name == "csiTimeout":
 		return "timeout"

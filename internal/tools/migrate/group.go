@@ -39,19 +39,13 @@ func (m *migration) replaceContainers(w workload, e *edit, lines []string) []*gr
 	for _, g := range groups {
 		g.node = g.container()
 		at := g.sources[0].index
-		for i, s := range g.sources {
-			if s.kind == topolvm { // its container is kept
-				if i == 0 {
-					at++
-				}
-				continue
-			}
+		for _, s := range g.sources {
 			e.remove[s.index] = true
 			if c := e.comment(lines, s.index); c != "" && (s.index != at || e.spans == nil) {
 				g.comments = append(g.comments, c)
 			}
 		}
-		for _, s := range g.replaced() {
+		for _, s := range g.sources {
 			g.comments = append(g.comments, e.lostComments(lines, s, g.node)...)
 		}
 		e.insert[at] = append(e.insert[at], g.node)
@@ -99,7 +93,7 @@ func (m *migration) noteGracePeriod(w workload, groups []*group) {
 	}
 	longest, flag := time.Duration(0), ""
 	for _, g := range groups {
-		for _, s := range g.replaced() {
+		for _, s := range g.sources {
 			for _, name := range []string{"timeout", "resize-timeout", "modify-timeout"} {
 				f, _ := s.lookup(name)
 				if d, err := time.ParseDuration(f.expanded); err == nil && g.elects() && d > longest {
@@ -127,7 +121,12 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 			continue
 		}
 		s := &source{kind: kindOf(c), index: i, name: name, node: c, env: environment(c)}
-		if s.kind == "" {
+		switch {
+		case s.kind == topolvm:
+			m.note(Information, w.name, "", "container %s was kept: it contains the driver. The command topolvm runs the driver and all "+
+				"roles in its place", name)
+			continue
+		case s.kind == "":
 			if looksLikeSidecar(c) {
 				m.note(Information, w.name, "", "container %s was kept: the name of its image is not that of a known sidecar. "+
 					"If it is one, give the container the name of the sidecar, such as csi-attacher, and migrate again", name)
@@ -139,10 +138,8 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 			m.note(Required, w.name, "", "container %s was kept: %s", name, why)
 			continue
 		}
-		if why := m.whyKept(s, list); why != "" {
+		if why := m.whyKept(s); why != "" {
 			m.note(Information, w.name, "", "container %s was kept: %s", name, why)
-			continue
-		} else if s.kind == topolvm && runsNodecontroller(items(list)) {
 			continue
 		}
 		for _, arg := range rest {
@@ -154,14 +151,9 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 }
 
 // whyKept returns the reason why a container cannot be replaced, "" if it can.
-func (m *migration) whyKept(s *source, list *yaml.Node) string {
-	switch {
-	case s.kind == topolvm && !m.Nodecontroller:
-		return "--with-nodecontroller adds the role nodecontroller beside it, which deletes the claims of deleted nodes"
-	case s.kind != livenessprobe && m.Tables.Commands[commands[s.kind]] == nil:
+func (m *migration) whyKept(s *source) string {
+	if s.kind != livenessprobe && m.Tables.Commands[commands[s.kind]] == nil {
 		return "this version of storage-controller does not replace " + string(s.kind)
-	case s.kind == topolvm && !s.on(m.Tables, "leader-election") && !runsNodecontroller(items(list)):
-		return "without leader election it is always active, so that the role nodecontroller must not run beside it"
 	}
 	return ""
 }
@@ -208,12 +200,6 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 		}
 		groups = append(groups, g)
 	}
-	for _, g := range groups { // the container of topolvm-controller is kept, so the new one follows the others
-		i := slices.IndexFunc(g.sources, func(s *source) bool { return s.kind == topolvm })
-		if i >= 0 {
-			g.sources = append(slices.Delete(slices.Clone(g.sources), i, i+1), g.sources[i])
-		}
-	}
 	for _, s := range probes {
 		if addHealthCheck(groups, s) {
 			sources = append(sources, s)
@@ -229,7 +215,7 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 func keptContainers(list *yaml.Node, sources []*source) []*yaml.Node {
 	var kept []*yaml.Node
 	for i, item := range items(list) {
-		if !slices.ContainsFunc(sources, func(s *source) bool { return s.index == i && s.kind != topolvm }) {
+		if !slices.ContainsFunc(sources, func(s *source) bool { return s.index == i }) {
 			kept = append(kept, resolved(item))
 		}
 	}
@@ -243,10 +229,8 @@ func (m *migration) containerName(s *source, driver string, taken []string) stri
 	if driver != "" {
 		candidates[0] = "storage-controller-" + driver
 	}
-	if m.PerRole && s.kind != topolvm {
+	if m.PerRole {
 		candidates = []string{s.name}
-	} else if m.PerRole {
-		candidates = []string{"nodecontroller"}
 	}
 	for _, name := range candidates {
 		if !slices.Contains(taken, name) {
@@ -289,9 +273,6 @@ func (g *group) conflictOf(a, b *source) string {
 	if x, y := g.leaseNamespace(a), g.leaseNamespace(b); x != y && x != "" && y != "" {
 		return fmt.Sprintf("its Lease is in another namespace than that of %s", a.name)
 	}
-	if b.kind == topolvm || a.kind == topolvm {
-		return ""
-	}
 	if at := mountConflict(a, b); at != "" {
 		return fmt.Sprintf("it mounts another volume at %s than %s", at, a.name)
 	}
@@ -329,12 +310,8 @@ func (g *group) leaseNamespace(s *source) string {
 
 // address returns the path of the socket in the container.
 func (s *source) address() string {
-	name, byDefault := "csi-address", "/run/csi/socket"
-	if s.kind == topolvm {
-		name, byDefault = "csi-socket", "/run/topolvm/csi-topolvm.sock"
-	}
-	f, _ := s.lookup(name)
-	return path.Clean("/" + strings.TrimLeft(strings.TrimPrefix(cmp.Or(f.expanded, byDefault), "unix:"), "/"))
+	f, _ := s.lookup("csi-address")
+	return path.Clean("/" + strings.TrimLeft(strings.TrimPrefix(cmp.Or(f.expanded, "/run/csi/socket"), "unix:"), "/"))
 }
 
 // socket identifies the socket by its volume, which containers may mount at different paths.

@@ -15,7 +15,7 @@ import (
 
 // ErrNothing means that no container of the manifest can be replaced.
 var ErrNothing = errors.New("nothing to replace: no Deployment, StatefulSet or DaemonSet has a container " +
-	"that runs csi-provisioner, csi-attacher, csi-resizer, csi-snapshotter or topolvm-controller")
+	"that runs csi-provisioner, csi-attacher, csi-resizer or csi-snapshotter")
 
 // errKept is [ErrNothing] with the reason that the sidecars were kept.
 var errKept = keptError{}
@@ -33,8 +33,6 @@ type Options struct {
 	Image string
 	// PerRole creates one container for each sidecar, instead of one for all.
 	PerRole bool
-	// Nodecontroller adds the role nodecontroller beside topolvm-controller.
-	Nodecontroller bool
 	// Patched replaces also sidecars whose image tag has the suffix of a vendor.
 	Patched bool
 	// Placeholder reports that Image cannot be pulled from a registry.

@@ -42,7 +42,7 @@ type ports struct{ *group }
 // server returns the source whose address the new container has, nil for none.
 func (g ports) server() *source {
 	var server *source
-	for _, s := range g.replaced() {
+	for _, s := range g.sources {
 		if address := s.endpoint(); s.kind != livenessprobe && address != "" &&
 			(server == nil || isLoopback(server.endpoint()) && !isLoopback(address)) {
 			server = s
@@ -58,7 +58,7 @@ func (g ports) moved() (from []string, to string) {
 		return nil, ""
 	}
 	to = portOf(server.endpoint())
-	for _, s := range g.replaced() {
+	for _, s := range g.sources {
 		if p := portOf(s.endpoint()); p != "" && p != to && !slices.Contains(from, p) {
 			from = append(from, p)
 		}
@@ -124,7 +124,7 @@ func nameOfPort(ports []*yaml.Node, number string) string {
 // noteMoved lists the moved ports, and what uses them: containers that stay, and objects of the input.
 func (g ports) noteMoved() {
 	from, to := g.moved()
-	for _, s := range g.replaced() {
+	for _, s := range g.sources {
 		if server := g.server(); isLoopback(s.endpoint()) && !isLoopback(server.endpoint()) {
 			g.changed("metrics and health of %s were served at %s, which only its pod reaches. Other pods can read them at %s now", s.name,
 				s.endpoint(), server.endpoint())
@@ -167,7 +167,7 @@ func (g ports) removedNames() []string {
 func (g ports) probe(key string) *yaml.Node {
 	var chosen *yaml.Node
 	var owner string
-	for _, s := range g.replaced() {
+	for _, s := range g.sources {
 		p := resolved(get(s.node, key))
 		if p == nil {
 			continue

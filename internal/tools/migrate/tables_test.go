@@ -24,7 +24,7 @@ func tables() Tables {
 		{Name: "attacher", Options: append(words(`worker-threads default-fstype resync reconcile-sync max-entries`), shared...)},
 		{Name: "capacity", Options: append(words(`node-deployment=bool enable-capacity=bool capacity-threads capacity-poll-interval
 			capacity-ownerref-level capacity-for-immediate-binding=bool kube-api-capacity-qps kube-api-capacity-burst`), shared...)},
-		{Name: "nodecontroller", Options: append(words(`profile leader-election-id skip-node-finalize=bool enable-webhooks=bool`),
+		{Name: "nodecontroller", Options: append(words(`leader-election-id skip-node-finalize=bool enable-webhooks=bool`),
 			shared...)},
 		{Name: "resizer", Options: append(words(`workers resync-period handle-volume-inuse-error=bool extra-modify-metadata=bool
 			resize-timeout modify-timeout`), shared...), Aliases: words("worker-threads resync")},

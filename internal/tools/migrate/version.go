@@ -22,7 +22,7 @@ var versionTag = regexp.MustCompile(`:v?([0-9]+)(?:\.([0-9]+))?(?:\.[0-9]+)?([^/
 func (s *source) release() (release, bool) {
 	image, _, _ := strings.Cut(text(get(s.node, "image")), "@") // without the digest
 	m := versionTag.FindStringSubmatch(image)
-	ofDriver := s.kind != topolvm && !strings.Contains(ImageName(image), strings.TrimPrefix(string(s.kind), "csi-"))
+	ofDriver := !strings.Contains(ImageName(image), strings.TrimPrefix(string(s.kind), "csi-"))
 	ofOpenShift := strings.HasPrefix(ImageName(image), "ose-") || strings.HasPrefix(ImageName(image), "origin-")
 	if m == nil || ofDriver || ofOpenShift {
 		return release{}, false
@@ -38,9 +38,6 @@ func (r release) before(major, minor int) bool {
 
 // whyPatched returns the reason why s may not be the program of the Kubernetes project, "" if nothing suggests it.
 func (m *migration) whyPatched(s *source) string {
-	if s.kind == topolvm {
-		return ""
-	}
 	if v, _ := s.release(); v.suffix != "" && !strings.HasPrefix(v.suffix, "-rc") && !m.Patched {
 		return fmt.Sprintf("the suffix %s of its image shows that it is a patched %s. Find out what the patch does; if storage-controller "+
 			"can do without, migrate with --replace-patched", v.suffix, s.kind)

@@ -38,13 +38,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- merge (include "storage-controller.selector" . | fromYaml) $labels .Values.commonLabels | toYaml }}
 {{- end }}
 
-{{/* The modes of the node controller: the values, or those of the profile, or the defaults. */}}
+{{/* The modes of the node controller: the values, or the defaults. */}}
 {{- define "storage-controller.modes" -}}
 {{- $n := .Values.nodecontroller }}
-{{- $topolvm := hasPrefix "topolvm" $n.profile }}
-cleanup: {{ $n.nodeCleanup | default (ternary "claims" "report" $topolvm) | quote }}
-nodeFinalizer: {{ $n.nodeFinalizerMode | default (ternary "remove" "off" $topolvm) | quote }}
-pvcFinalizer: {{ $n.pvcFinalizerMode | default (ternary (ternary "enforce" "strip" (eq $n.profile "topolvm-classic")) "off" $topolvm) | quote }}
+cleanup: {{ $n.nodeCleanup | default "report" | quote }}
+nodeFinalizer: {{ $n.nodeFinalizerMode | default "off" | quote }}
+pvcFinalizer: {{ $n.pvcFinalizerMode | default "off" | quote }}
 {{- end }}
 
 {{/* The directories of deploy/rbac that these values need. */}}
@@ -154,13 +153,10 @@ pvcFinalizer: {{ $n.pvcFinalizerMode | default (ternary (ternary "enforce" "stri
 {{/* The flags of the node controller that are not at their defaults. */}}
 {{- define "storage-controller.nodecontrollerArgs" -}}
 {{- $n := .Values.nodecontroller }}
-{{- range $flag, $value := dict "node-cleanup" $n.nodeCleanup "node-cleanup-scope" $n.nodeCleanupScope "node-delete-grace" $n.nodeDeleteGrace "node-finalizer-mode" $n.nodeFinalizerMode "node-missing-grace" $n.nodeMissingGrace "profile" (trimPrefix "none" $n.profile) "pv-release-grace" $n.pvReleaseGrace "pvc-finalizer-mode" $n.pvcFinalizerMode }}
+{{- range $flag, $value := dict "node-cleanup" $n.nodeCleanup "node-cleanup-scope" $n.nodeCleanupScope "node-delete-grace" $n.nodeDeleteGrace "node-finalizer-mode" $n.nodeFinalizerMode "node-missing-grace" $n.nodeMissingGrace "pv-release-grace" $n.pvReleaseGrace "pvc-finalizer-mode" $n.pvcFinalizerMode }}
 {{- if $value }}
 - --{{ $flag }}={{ $value }}
 {{- end }}
-{{- end }}
-{{- if and (hasPrefix "topolvm" $n.profile) (not $n.webhooks.enabled) }}
-- --enable-webhooks=false
 {{- end }}
 {{- if include "storage-controller.webhooks" $ }}
 {{- with $n.webhooks }}
@@ -320,7 +316,7 @@ true
 {{- if and (hasPrefix "extraArgs" .place) (not (has .name $flags)) }}{{ fail (printf "%s: unknown flag; docs/flags.md lists the flags" .place) }}{{ end }}
 {{- end }}
 {{- /* Settings that need permissions, by the value that also grants these. */}}
-{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "profile" "nodecontroller.profile" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-secret" "nodecontroller.webhooks.name" "webhook-config-name" "nodecontroller.webhooks.name" "webhook-service" "nodecontroller.webhooks.name" "webhook-client-ca" "nodecontroller.webhooks.clientCA" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" }}
+{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-secret" "nodecontroller.webhooks.name" "webhook-config-name" "nodecontroller.webhooks.name" "webhook-service" "nodecontroller.webhooks.name" "webhook-client-ca" "nodecontroller.webhooks.clientCA" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" }}
 {{- $grace := int $v.terminationGracePeriodSeconds }}
 {{- $http := print ":" (include "storage-controller.httpPort" .) }}
 {{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed --timeout (15 s) plus ten seconds" $grace) }}{{ end }}
