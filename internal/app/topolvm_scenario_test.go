@@ -36,6 +36,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/topolvm"
 	"github.com/storage-controller/storage-controller/topolvm/topolvmtest"
@@ -410,6 +411,13 @@ func TestNodecontrollerOfTopolvm(t *testing.T) {
 					have = "runs"
 				case slices.ContainsFunc(others, func(s skipped) bool { return s.role == nodecontrollerName }):
 					have = "left out"
+				}
+				plan := c.Plan(d, known)
+				failed := slices.ContainsFunc(plan.Checks, func(check doctor.Check) bool {
+					return check.Status == doctor.Failure && strings.Contains(check.Message, "Run the command topolvm")
+				})
+				if failed != (tt.want == "refused") || slices.Contains(filesOf(plan), nodecontrollerName) != (tt.want == "runs") {
+					t.Errorf("%s, %s, known %t: doctor plans %+v", name, driver, known, plan.Checks)
 				}
 				if have != tt.want {
 					t.Errorf("%s, %s, known %t: %s, want %s (%v)", name, driver, known, have, tt.want, err)
