@@ -47,13 +47,12 @@ func TestEveryFileOfPermissionsIsAskedFor(t *testing.T) {
 		{"--controllers=capacity,nodecontroller", "--leader-election", "--pvc-finalizer-mode=strip"},
 		{"--controllers=resizer"},
 	} {
-		c, d := configOf(t, All), able()
+		selection, d := All, able()
 		if args[0] == topolvmName {
-			c, d.Name = configOf(t, Topolvm(false), args[1:]...), "topolvm.io"
-		} else {
-			c = configOf(t, All, args...)
+			selection, args, d.Name = Topolvm(false), args[1:], "topolvm.io"
 		}
-		d.Controller.PublishUnpublishVolume = d.Controller.PublishUnpublishVolume && len(args) > 2
+		c := configOf(t, selection, args...)
+		d.Controller.PublishUnpublishVolume = d.Controller.PublishUnpublishVolume && len(args) > 1
 		for _, g := range c.Plan(d, true).Grants {
 			asked[g.File] = true
 			for _, r := range doctor.Rules(g.File) {
