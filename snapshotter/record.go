@@ -51,6 +51,9 @@ func (c *content) calledBefore() bool {
 // unrecorded reports whether c has no record of a CreateSnapshot.
 func (c *content) unrecorded() bool { return !c.has(c.creating) && !c.has(AnnRequest) }
 
+// neverCalled reports whether no CreateSnapshot was sent for c, unless the cache lacks a record.
+func (c *content) neverCalled(e entry) bool { return e.State == intent.Idle && c.unrecorded() }
+
 // suspected reports whether nothing but the lack of a record speaks for a CreateSnapshot.
 func (c *content) suspected(e entry) bool { return e.Payload.inherited && c.unrecorded() }
 
@@ -144,7 +147,7 @@ func (l *loop) record(ctx context.Context, c *content, step step) error {
 	case err == nil:
 		if step.again {
 			l.remember(c.UID, func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
-		} else if l.ledger.Get(c.UID).State == intent.Idle && c.unrecorded() { // nothing was sent before
+		} else if c.neverCalled(l.ledger.Get(c.UID)) {
 			return l.plan(c, intent.Plan, step.request)
 		}
 		return nil
