@@ -130,18 +130,13 @@ func (o *MutationCache[T]) MarkDeleted(obj T) {
 }
 
 // Patch applies c to obj like [PatchMetadata] and records the result like [MutationCache.RecordWrite].
-// It returns the object as stored, or obj itself if it wrote nothing. The error is [ErrNotStored] if the stored object lacks c.
+// It returns the object as stored, or obj itself if it wrote nothing.
 func (o *MutationCache[T]) Patch(ctx context.Context, w Writer[T], obj T, c MetadataPatch) (T, error) {
 	changed, err := patchMetadata(ctx, w, obj, c, &o.patchForbidden)
 	if IsNotFound(err) {
-		o.MarkDeleted(obj)
-		return obj, nil
+		changed = obj
 	}
-	err = o.RecordWrite(obj, changed, err)
-	if err == nil && !c.AppliedTo(changed) {
-		err = ErrNotStored
-	}
-	return changed, err
+	return changed, o.RecordWrite(obj, changed, err)
 }
 
 // UpdateInstead fetches obj, applies change and updates it, after a patch that was forbidden. It
