@@ -111,7 +111,7 @@ func TestClonesShareTheProtectionOfTheirSource(t *testing.T) {
 			_, _ = io.WriteString(w, strings.Replace(snapshotText, `"uid"`, `"finalizers":["`+kube.SnapshotProtection+`"],"uid"`, 1))
 			return http.StatusOK
 		},
-		"fails":    func(io.Writer) int { return http.StatusInternalServerError },
+		"fails": func(io.Writer) int { return http.StatusInternalServerError },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
