@@ -122,11 +122,17 @@ var rules = []rule{
 	{"unchanged", CheckBreaker, checkUnchanged},
 }
 
+// ofItem are the checks that say nothing about an item whose read has failed.
+var ofItem = []Check{CheckScope, CheckPolicy, CheckUse, CheckAttached, CheckOrder}
+
 // mayClean returns every reason why a deletion must not happen now. Without a reason, it may. It is the only function that
 // permits a deletion, and has no side effects. It is called with the state of the caches for the plan, and again with live reads
 // before the request.
 func mayClean(s Settings, f facts) (reasons []Reason) {
 	for _, r := range rules {
+		if f.Item.Unread != nil && slices.Contains(ofItem, r.check) {
+			continue // checkAbsence refuses
+		}
 		r.refuses(s, f, func(until time.Time, name, format string, args ...any) {
 			reasons = append(reasons, Reason{Check: r.check, Name: name, Message: fmt.Sprintf(format, args...), Until: until})
 		})

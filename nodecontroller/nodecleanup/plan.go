@@ -313,10 +313,10 @@ func verdict(s Settings, w world, r Records, pending map[string]bool) Verdict {
 // nextKind returns the kind of the next deletion of an item. It decides the order, and permits nothing.
 func nextKind(s Settings, it *item) Kind {
 	switch {
+	case it.Volume == nil && it.Resource == nil, it.Unread != nil:
+		return KindNone
 	case it.Resource != nil:
 		return KindResource
-	case it.Volume == nil:
-		return KindNone
 	case it.Claim != nil && it.Claim.DeletionTimestamp == nil:
 		return KindClaim
 	case it.Volume.DeletionTimestamp == nil:
@@ -345,7 +345,7 @@ func (p *Plan) step(s Settings, w world, h *host, it *item, tried attempts) Step
 	f := factsOf(s, w, *p, it)
 	st := Step{Kind: f.Kind, Item: it, Reasons: mayClean(s, f)}
 	st.State = stateOf(s, h, p.Records.Lost[h.Value], st)
-	if st.Kind == KindNone {
+	if st.Kind == KindNone && it.Unread == nil {
 		st.Reasons = foreignFinalizers(s, it)
 		return st
 	}
@@ -493,7 +493,7 @@ func (st Step) waits() bool {
 		return r.Check == CheckFailed || r.Name == volumesNotListed || r.Name == nodesNotListed
 	}
 	refused := slices.ContainsFunc(st.Reasons, func(r Reason) bool { return !passing(r) })
-	return st.Kind != KindNone && (!refused || st.Item.Unread != nil)
+	return st.Item.Unread != nil || st.Kind != KindNone && !refused
 }
 
 // planNodes adds the problems of nodes, and the Nodes that get the finalizer.
