@@ -146,8 +146,10 @@ func (s *simulation) checkSizes() {
 		s.checker.resizer.sizes[uid] = size
 	}
 	capacity := map[string]int64{}
-	for _, v := range s.driver.Volumes() {
-		capacity[v.ID] = v.Capacity
+	for _, v := range s.volumes() {
+		if v.Capacity > 0 { // else topolvm-node has just removed it
+			capacity[v.ID] = v.Capacity
+		}
 	}
 	for _, pv := range cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes) {
 		size := pv.Spec.Capacity[corev1.ResourceStorage]
@@ -185,7 +187,7 @@ func (s *simulation) forgetChanges(claim *corev1.PersistentVolumeClaim, handle s
 
 // checkModified checks that the volumes have the parameters that the claims say.
 func (s *simulation) checkModified(when string) {
-	for _, v := range s.driver.Volumes() {
+	for _, v := range s.volumes() {
 		claim := s.claimOf(v.ID)
 		if claim == nil {
 			continue
