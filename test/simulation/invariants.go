@@ -105,7 +105,7 @@ func (s *simulation) observe(from *replica, r apiserver.Request) func(apiserver.
 		case isOf("nodecontroller", r) && r.Resource == cluster.Nodes && r.Verb == "patch" && succeeded:
 			s.releasedNode(from, node)
 		case isOf("nodecontroller", r) && succeeded:
-			s.forces(r)
+			s.forces(r, result)
 		case isOf("snapshotter", r) && r.Resource == cluster.Contents && (r.Verb == "get" || r.Verb == "patch") && succeeded:
 			content := cluster.TypedOf[snapshotv1.VolumeSnapshotContent](s.cluster, result.Object)
 			return func() { s.readContent(from, r.Name, content, now) }

@@ -271,13 +271,13 @@ func (s *simulation) breaks(name string, record nodecleanup.LostNode) error {
 	return nil
 }
 
-// forces records that the node controller has removed a PersistentVolume, so that the volume of the driver may remain.
-func (s *simulation) forces(r apiserver.Request) {
-	if r.Resource == cluster.LogicalVolumes && r.Verb == "delete" {
+// forces records that the node controller has removed a PersistentVolume or a LogicalVolume, so that the volume of the driver may remain.
+func (s *simulation) forces(r apiserver.Request, result apiserver.Result) {
+	if r.Resource == cluster.LogicalVolumes && r.Verb == "patch" { // without its finalizer
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.checker.nodes.forced[string(ptr.Deref(r.Preconditions().UID, ""))] = true
-		s.happensLocked("the node cleanup deletes a LogicalVolume")
+		s.checker.nodes.forced[string(result.Object.(metav1.Object).GetUID())] = true
+		s.happensLocked("the node cleanup releases a LogicalVolume")
 	}
 	if r.Resource != cluster.Volumes || r.Verb != "patch" && r.Verb != "delete" {
 		return

@@ -33,7 +33,7 @@ func newTopolvmChecker() topolvmChecker {
 var topolvmSituations = []string{
 	"CreateVolume succeeds on the first node of the request", "CreateVolume succeeds on another node of the request",
 	"a LogicalVolume without an LVM volume is deleted", "DeleteVolume deletes a LogicalVolume", "DeleteSnapshot deletes a LogicalVolume",
-	"the node cleanup deletes a LogicalVolume", "an LVM volume is removed",
+	"the node cleanup releases a LogicalVolume", "an LVM volume is removed",
 	"at rest, a claim has an LVM volume", "at rest, a content has an LVM volume", "at rest, a retained volume remains",
 	"at rest, a node is lost",
 }
@@ -65,10 +65,22 @@ func (s *simulation) created(from *replica, r *csi.CreateVolumeRequest, v *csi.V
 	}
 }
 
-// deletesLogicalVolume checks a request that deletes a LogicalVolume, when it is executed.
+// deleted checks that nothing is left of the volume or snapshot for which DeleteVolume or DeleteSnapshot has succeeded. After a cleanup
+// of its node, the LVM volume may be left. The lock must be held.
+func (s *simulation) deleted(o *operation) {
+	for _, v := range s.cluster.LVMVolumes() {
+		if v.ID == o.volume && !s.checker.nodes.forced[v.ID] {
+			s.violatedLocked("%s: %s succeeds, and %s is left on %s", o.replica.client, o.name, v.Name, v.Node)
+		}
+	}
+}
+
+// deletesLogicalVolume checks a request that deletes a LogicalVolume, or with which the node controller removes its finalizer, when it is
+// executed.
 func (s *simulation) deletesLogicalVolume(from *replica, r apiserver.Request) {
 	obj := s.api.Get(cluster.LogicalVolumes, "", r.Name)
-	if r.Resource != cluster.LogicalVolumes || r.Verb != "delete" || obj == nil {
+	releases := isOf("nodecontroller", r) && r.Verb == "patch"
+	if r.Resource != cluster.LogicalVolumes || r.Verb != "delete" && !releases || obj == nil {
 		return
 	}
 	lvs := s.cluster.LVMVolumes()

@@ -91,6 +91,9 @@ func (s *simulation) serves(o *operation, ctx context.Context) (ended func(r, an
 		if create, ok := r.(*csi.CreateVolumeRequest); ok && err == nil {
 			s.created(o.replica, create, answer.(*csi.CreateVolumeResponse).GetVolume())
 		}
+		if err == nil && (o.method == "DeleteVolume" || o.method == "DeleteSnapshot") {
+			s.deleted(o)
+		}
 	}
 }
 
