@@ -118,9 +118,11 @@ func (s *Service) Attach(ctx context.Context, d Deps) error {
 // maxCalls is the number of running calls of a connection. Further ones wait.
 const maxCalls = 1000
 
-// Server returns a gRPC server with the service. It accepts connections on each listener that it is given, until [Service.Shutdown].
-func (s *Service) Server() *grpc.Server {
-	server := grpc.NewServer(grpc.UnaryInterceptor(s.intercept), grpc.MaxConcurrentStreams(maxCalls))
+// Server returns a gRPC server with the service and further options. It accepts connections on each listener that it is given, until
+// [Service.Shutdown].
+func (s *Service) Server(options ...grpc.ServerOption) *grpc.Server {
+	options = append(options, grpc.UnaryInterceptor(s.intercept), grpc.MaxConcurrentStreams(maxCalls))
+	server := grpc.NewServer(options...)
 	csi.RegisterIdentityServer(server, s)
 	csi.RegisterControllerServer(server, s)
 	return server

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/grpc"
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -33,6 +34,9 @@ type Config struct {
 	API *rest.Config
 	// DialDriver is [csiclient.Config.Dial].
 	DialDriver func(ctx context.Context, address string) (net.Conn, error)
+	// DriverCalls is called for each call of the roles, in memory, of the driver that the process serves. Not nil means that the
+	// process does not serve the socket. It is for simulations.
+	DriverCalls grpc.UnaryServerInterceptor
 	// KeepMemory keeps the memory that the first lists have needed. It is for programs that run many of these processes.
 	KeepMemory bool
 

@@ -221,19 +221,31 @@ func (p *process) startDriver(ctx context.Context) (*ownDriver, error) {
 	if err != nil {
 		return nil, err
 	}
-	socket, err := openSocket(ctx, p.DriverConfig().Address)
-	if err != nil {
-		return nil, fmt.Errorf("--csi-socket: %w", err)
-	}
-	d := &ownDriver{service: service, memory: bufconn.Listen(memorySize), server: service.Server(), served: make(chan struct{}),
+	d := &ownDriver{service: service, memory: bufconn.Listen(memorySize), served: make(chan struct{}),
 		grace: p.DriverConfig().Timeout + 10*time.Second}
-	ctx, d.stop = context.WithCancel(ctx)
+	var options []grpc.ServerOption
+	serve := func(ctx context.Context) error { // nothing
+		<-ctx.Done()
+		return nil
+	}
+	if p.DriverCalls != nil {
+		options = append(options, grpc.ChainUnaryInterceptor(p.DriverCalls))
+	} else {
+		socket, err := openSocket(ctx, p.DriverConfig().Address)
+		if err != nil {
+			return nil, fmt.Errorf("--csi-socket: %w", err)
+		}
+		serve = func(ctx context.Context) error { return socket.serve(ctx, service.Server(), d.grace) }
+	}
+	d.server = service.Server(options...)
+	served, stop := context.WithCancel(ctx)
+	d.stop = stop
 	go func() {
 		defer close(d.served)
-		d.err = socket.serve(ctx, service.Server(), d.grace)
+		d.err = serve(served)
 	}()
 	go func() { _ = d.server.Serve(d.memory) }() // ends with the server
-	klog.FromContext(ctx).Info("Serving the CSI driver", "driver", cfg.driver(), "socket", socket.path)
+	klog.FromContext(ctx).Info("Serving the CSI driver", "driver", cfg.driver(), "socket", p.DriverConfig().Address)
 	return d, nil
 }
 

@@ -144,9 +144,12 @@ var allowed = map[string][]string{
 	"test/simulation": {
 		"attacher", "csiclient", "csiclient/csitest", "internal/app", "provisioner", "resizer", "snapshotter", "internal/workloop",
 		"internal/kube", "nodecontroller", "nodecontroller/nodecleanup", "test/simulation/apiserver", "test/simulation/cluster",
+		"topolvm",
 	},
 	"test/simulation/apiserver": {},
-	"test/simulation/cluster":   {"nodecontroller/nodecleanup", "snapshotter", "test/simulation/apiserver"},
+	"test/simulation/cluster": {
+		"nodecontroller/nodecleanup", "snapshotter", "test/simulation/apiserver", "topolvm", "topolvm/topolvmtest",
+	},
 	"test/simulation/mutations": {},
 }
 

@@ -84,7 +84,7 @@ func (a address) String() string { return string(a) }
 
 // startDriver starts the driver with all its calls at the gate.
 func (s *simulation) startDriver() {
-	config := csitest.Config{Name: driverName, NoNodeExpansion: !s.scale.nodeExpansion, DiscardCalls: true}
+	config := csitest.Config{Name: s.scale.driver(), NoNodeExpansion: !s.scale.nodeExpansion, DiscardCalls: true}
 	config.Controller = []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
 	}
@@ -111,13 +111,13 @@ func (s *simulation) startDriver() {
 			csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,
 		}
 		for _, node := range s.cluster.Nodes {
-			config.Segments = append(config.Segments, cluster.Zone(node))
+			config.Segments = append(config.Segments, s.cluster.Zone(node))
 		}
 	}
 	s.driver = csitest.New(config)
 	for _, method := range calls {
 		s.driver.Always(method, func(ctx context.Context, _ *csitest.Plugin, r any, do func() (any, error)) (any, error) {
-			return s.call(ctx, method, r, do)
+			return s.call(ctx, s.caller(ctx), method, r, do)
 		})
 	}
 	s.serveDriver()
@@ -141,7 +141,7 @@ func (s *simulation) restartDriver() {
 // unpublish removes a publication from the storage system, if there is one. The attacher notices it with ListVolumes.
 func (s *simulation) unpublish() bool {
 	var published [][2]string
-	for _, v := range s.driver.Volumes() {
+	for _, v := range s.volumes() {
 		for _, node := range slices.Sorted(maps.Keys(v.Published)) {
 			published = append(published, [2]string{v.ID, node})
 		}
@@ -169,7 +169,7 @@ func (s *simulation) unattached() []string {
 			}
 		}
 	}
-	for _, v := range s.driver.Volumes() {
+	for _, v := range s.volumes() {
 		for node := range v.Published {
 			delete(missing, v.ID+" "+node)
 		}
@@ -178,13 +178,13 @@ func (s *simulation) unattached() []string {
 }
 
 // call lets a call of the driver wait, and answers it as the schedule decides.
-func (s *simulation) call(ctx context.Context, method string, r any, do func() (any, error)) (any, error) {
-	from := s.caller(ctx)
+func (s *simulation) call(ctx context.Context, from *replica, method string, r any, do func() (any, error)) (any, error) {
 	if from == nil || from.killed() {
 		return nil, status.Error(codes.Canceled, "killed")
 	}
-	o := &operation{
-		replica: from, kind: call, name: method + " " + volumeOf(r), method: method, volume: volumeOf(r), late: func() { _, _ = do() },
+	o := &operation{replica: from, kind: call, name: method + " " + volumeOf(r), method: method, volume: volumeOf(r)}
+	if s.driver != nil {
+		o.late = func() { _, _ = do() }
 	}
 	if method != "ListVolumes" && method != "GetCapacity" {
 		s.checker.calls.Add(1)
@@ -196,7 +196,7 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 		err := status.FromContextError(context.Canceled).Err()
 		s.answered(from, r, err)
 		return nil, err
-	case v.err == nil && method == "DeleteVolume" && s.unreachable(volumeOf(r)):
+	case v.err == nil && s.driver != nil && method == "DeleteVolume" && s.unreachable(volumeOf(r)):
 		v.err = status.Error(codes.Unavailable, "the node of the volume does not exist")
 		s.checker.calls.Add(-1) // a fault that lasts
 	}
@@ -205,7 +205,9 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 		return nil, v.err
 	}
 	s.executes(from, r)
+	ended := s.serves(o, ctx)
 	answer, err := do()
+	ended(r, answer, err)
 	if created, ok := answer.(*csi.CreateSnapshotResponse); ok && err == nil && v.unready {
 		created.Snapshot.ReadyToUse = false
 	}
@@ -228,7 +230,8 @@ func (s *simulation) call(ctx context.Context, method string, r any, do func() (
 
 // unreachable reports whether the driver cannot delete a volume: its node does not exist, and the driver needs it.
 func (s *simulation) unreachable(handle string) bool {
-	return s.scale.cleanup == nodecleanup.ModeVolumes && slices.ContainsFunc(s.volumesWith(handle), func(pv *corev1.PersistentVolume) bool {
+	needed := s.driver == nil || s.scale.cleanup == nodecleanup.ModeVolumes
+	return needed && slices.ContainsFunc(s.volumesWith(handle), func(pv *corev1.PersistentVolume) bool {
 		return s.cluster.Node(cluster.NodeOf(pv)) == nil
 	})
 }

@@ -49,6 +49,7 @@ type checker struct {
 	resizer  resizeChecker
 	taken    snapshotChecker
 	nodes    nodeChecker
+	topolvm  topolvmChecker
 }
 
 // protection is the finalizers of other components on an object.
@@ -63,6 +64,7 @@ func newChecker() *checker {
 		renewed: map[string]time.Time{}, foreign: map[types.UID]protection{},
 		released: map[string]bool{},
 		creates:  newCreateChecker(), resizer: newResizeChecker(), taken: newSnapshotChecker(), nodes: newNodeChecker(),
+		topolvm: newTopolvmChecker(),
 	}
 }
 
@@ -85,6 +87,7 @@ func (s *simulation) observe(from *replica, r apiserver.Request) func(apiserver.
 		}
 	}
 	node := s.cluster.Node(r.Name)
+	s.deletesLogicalVolume(from, r)
 	return func(result apiserver.Result) func() {
 		now := time.Now()
 		succeeded, notFound := result.Code < http.StatusMultipleChoices, result.Code == http.StatusNotFound
@@ -102,7 +105,7 @@ func (s *simulation) observe(from *replica, r apiserver.Request) func(apiserver.
 		case isOf("nodecontroller", r) && r.Resource == cluster.Nodes && r.Verb == "patch" && succeeded:
 			s.releasedNode(from, node)
 		case isOf("nodecontroller", r) && succeeded:
-			s.forces(r)
+			s.forces(r, result)
 		case isOf("snapshotter", r) && r.Resource == cluster.Contents && (r.Verb == "get" || r.Verb == "patch") && succeeded:
 			content := cluster.TypedOf[snapshotv1.VolumeSnapshotContent](s.cluster, result.Object)
 			return func() { s.readContent(from, r.Name, content, now) }
@@ -131,7 +134,7 @@ func (s *simulation) mayRequest(from *replica, r apiserver.Request) {
 	case r.Verb == "deletecollection":
 		err = errors.New("it deletes several objects")
 	case r.Resource == cluster.Capacities && !reads:
-		err = s.leads(from, provisioner.LeaseName(driverName))
+		err = s.leads(from, provisioner.LeaseName(s.scale.driver()))
 	}
 	if err != nil {
 		s.violated("%s %s: %v", from.client, describe(r), err)
@@ -140,23 +143,23 @@ func (s *simulation) mayRequest(from *replica, r apiserver.Request) {
 
 // began checks the invariants of a call when the replica makes it, and returns the Lease that the replica must hold.
 func (s *simulation) began(from *replica, method string, r any) (lease string) {
-	lease = provisioner.LeaseName(driverName)
+	lease = provisioner.LeaseName(s.scale.driver())
 	var err error
 	switch r := r.(type) {
 	case *csi.DeleteVolumeRequest:
 		err = s.mayDelete(from, r.GetVolumeId())
 	case *csi.ControllerPublishVolumeRequest:
-		lease, err = attacher.LeaseName(driverName), s.mayPublish(r)
+		lease, err = attacher.LeaseName(s.scale.driver()), s.mayPublish(r)
 	case *csi.ControllerUnpublishVolumeRequest:
-		lease, err = attacher.LeaseName(driverName), s.mayUnpublish(from, r)
+		lease, err = attacher.LeaseName(s.scale.driver()), s.mayUnpublish(from, r)
 	case *csi.ControllerExpandVolumeRequest:
-		lease, err = resizer.LeaseName(driverName), s.mayExpand(r)
+		lease, err = resizer.LeaseName(s.scale.driver()), s.mayExpand(r)
 	case *csi.ControllerModifyVolumeRequest:
-		lease, err = resizer.LeaseName(driverName), s.mayModify(r)
+		lease, err = resizer.LeaseName(s.scale.driver()), s.mayModify(r)
 	case *csi.CreateSnapshotRequest:
-		lease, err = snapshotter.LeaseName(driverName), s.mayCreateSnapshot(r)
+		lease, err = snapshotter.LeaseName(s.scale.driver()), s.mayCreateSnapshot(r)
 	case *csi.DeleteSnapshotRequest:
-		lease, err = snapshotter.LeaseName(driverName), s.mayDeleteSnapshot(from, r)
+		lease, err = snapshotter.LeaseName(s.scale.driver()), s.mayDeleteSnapshot(from, r)
 	case *csi.CreateVolumeRequest:
 		err = s.mayCreate(from, r)
 	default:
@@ -265,7 +268,7 @@ func (s *simulation) answered(to *replica, r any, err error) {
 func (s *simulation) mayDelete(from *replica, handle string) error {
 	var attachments []*storagev1.VolumeAttachment
 	var name string // of the volume; empty if it does not exist
-	for _, v := range s.driver.Volumes() {
+	for _, v := range s.volumes() {
 		if v.ID != handle {
 			continue
 		}
@@ -320,10 +323,10 @@ func (s *simulation) attachment(handle, nodeID string) *storagev1.VolumeAttachme
 // mayPublish returns an error unless a VolumeAttachment and a PersistentVolume record the publication. After DeleteVolume, the
 // provisioner removes the finalizer, and the driver publishes nothing.
 func (s *simulation) mayPublish(r *csi.ControllerPublishVolumeRequest) error {
-	va, finalizer := s.attachment(r.GetVolumeId(), r.GetNodeId()), attacher.Finalizer(driverName)
+	va, finalizer := s.attachment(r.GetVolumeId(), r.GetNodeId()), attacher.Finalizer(s.scale.driver())
 	exists := func(v csitest.Volume) bool { return v.ID == r.GetVolumeId() }
 	switch {
-	case !slices.ContainsFunc(s.driver.Volumes(), exists):
+	case !slices.ContainsFunc(s.volumes(), exists):
 		return nil
 	case va == nil:
 		return fmt.Errorf("there is no VolumeAttachment")
@@ -347,7 +350,7 @@ func (s *simulation) mayUnpublish(from *replica, r *csi.ControllerUnpublishVolum
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if from.attachments[va.UID] || slices.Contains(va.Finalizers, attacher.Finalizer(driverName)) {
+	if from.attachments[va.UID] || slices.Contains(va.Finalizers, attacher.Finalizer(s.scale.driver())) {
 		return fmt.Errorf("VolumeAttachment %s is not being deleted", va.Name)
 	}
 	return nil
@@ -362,7 +365,7 @@ func (s *simulation) releases(from *replica, r apiserver.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	pv := s.checker.read.watched[from][r.Name]
-	if pv == nil || pv.DeletionTimestamp == nil || !slices.Contains(pv.Finalizers, attacher.Finalizer(driverName)) {
+	if pv == nil || pv.DeletionTimestamp == nil || !slices.Contains(pv.Finalizers, attacher.Finalizer(s.scale.driver())) {
 		return
 	}
 	if s.checker.released[from.client+" "+r.Name] { // a retry of that patch, which no VolumeAttachment forbade
@@ -403,11 +406,12 @@ func (s *simulation) check() {
 	s.checkSizes()
 	s.checkNodes()
 	s.checkSnapshots()
+	s.checkTopolvm()
 }
 
 // checkTerms checks that a process has canceled its calls before another one can acquire the Lease.
 func (s *simulation) checkTerms() {
-	for _, o := range s.gate.running() {
+	for _, o := range append(s.gate.running(), s.stillServing()...) {
 		if err := s.leads(o.replica, o.term); err != nil {
 			s.violated("%s still calls %s: %v", o.replica.client, o.name, err)
 		}
@@ -451,7 +455,7 @@ func (s *simulation) checkEffort() {
 // deletedVolumes returns the volumes that the driver has deleted and whose PersistentVolumes exist.
 func (s *simulation) deletedVolumes() []string {
 	exists := map[string]bool{}
-	for _, v := range s.driver.Volumes() {
+	for _, v := range s.volumes() {
 		exists[v.ID] = true
 	}
 	var deleted []string
@@ -467,17 +471,19 @@ func (s *simulation) deletedVolumes() []string {
 func (s *simulation) checkRest(when string) {
 	s.checkEffort()
 	s.checkModified(when)
+	s.checkTopolvmAtRest(when)
 	s.checkSnapshotsAtRest(when)
 	recorded := map[string]bool{}
 	for _, pv := range cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes) {
 		for _, va := range cluster.List[*storagev1.VolumeAttachment](s.api, cluster.Attachments) {
 			if publication := pv.Spec.CSI.VolumeHandle + " id-of-" + va.Spec.NodeName; *va.Spec.Source.PersistentVolumeName == pv.Name {
-				recorded[publication] = slices.Contains(va.Finalizers, attacher.Finalizer(driverName))
+				recorded[publication] = slices.Contains(va.Finalizers, attacher.Finalizer(s.scale.driver()))
 			}
 		}
 	}
-	for _, v := range s.driver.Volumes() {
-		if len(s.volumesWith(v.ID)) == 0 && !s.checker.retained(v.ID) && !s.checker.nodes.forced[v.ID] && !s.mayLeak(v) {
+	for _, v := range s.volumes() {
+		kept := s.checker.retained(v.ID) || s.checker.nodes.forced[v.ID] || s.mayLeak(v) || s.waitsForNode(v)
+		if len(s.volumesWith(v.ID)) == 0 && !kept {
 			s.violated("%s: volume %s (%s) has no PersistentVolume", when, v.ID, v.Name)
 		}
 		for node := range v.Published {

@@ -24,8 +24,15 @@ func (s *simulation) wrongCapacities() []string {
 			free["waiting on "+node] = driverCapacity
 		}
 	}
-	for _, v := range s.driver.Volumes() {
-		if key := "waiting on " + cluster.NodeIn(v.Segment); free[key] > 0 {
+	if s.driver == nil {
+		for _, node := range s.cluster.Nodes {
+			if key := "waiting on " + node; free[key] > 0 {
+				free[key] = s.cluster.Free(node, "waiting")
+			}
+		}
+	}
+	for _, v := range s.volumes() {
+		if key := "waiting on " + cluster.NodeIn(v.Segment); s.driver != nil && free[key] > 0 {
 			free[key] -= v.Capacity
 		}
 	}

@@ -90,7 +90,7 @@ func (s *simulation) reconnected(r *replica) {
 // observeTerm records whether a write of a Lease, which holder held before, begins a term of the provisioner. It returns a
 // function that records when its response arrives.
 func (s *simulation) observeTerm(from *replica, name, holder string) (received func()) {
-	if name != provisioner.LeaseName(driverName) {
+	if name != provisioner.LeaseName(s.scale.driver()) {
 		return nothing
 	}
 	s.mu.Lock()

@@ -110,7 +110,7 @@ func (s *simulation) nodeControllerDeletes(from *replica, r apiserver.Request) {
 	if !isOf("nodecontroller", r) || !volume && (r.Resource != cluster.Claims || r.Verb != "delete") {
 		return
 	}
-	err := s.leads(from, nodecontroller.LeaseName(driverName))
+	err := s.leads(from, s.scale.nodeLease())
 	if err == nil {
 		s.mu.Lock()
 		err = s.mayCleanUp(from, r)
@@ -123,13 +123,13 @@ func (s *simulation) nodeControllerDeletes(from *replica, r apiserver.Request) {
 
 // releasedNode checks a successful patch of a Node, which was before, if it removes the finalizer while the Node is being deleted.
 func (s *simulation) releasedNode(from *replica, before *corev1.Node) {
-	finalizer := nodecontroller.NodeFinalizer(driverName)
+	finalizer := nodecontroller.NodeFinalizer(s.scale.driver())
 	has := func(node *corev1.Node) bool { return node != nil && slices.Contains(node.Finalizers, finalizer) }
 	if before == nil || before.DeletionTimestamp == nil || !has(before) || has(s.cluster.Node(before.Name)) {
 		return
 	}
-	err := s.leads(from, nodecontroller.LeaseName(driverName))
-	age, kept := time.Since(before.DeletionTimestamp.Time), s.recordOf(before.Name).OptedOut || cluster.OptedOut(before, driverName)
+	err := s.leads(from, s.scale.nodeLease())
+	age, kept := time.Since(before.DeletionTimestamp.Time), s.recordOf(before.Name).OptedOut || cluster.OptedOut(before, s.scale.driver())
 	if err == nil && age < deleteGrace && !kept {
 		err = fmt.Errorf("the deletion was requested %v ago", age)
 	}
@@ -152,7 +152,7 @@ func (s *simulation) mayCleanUp(from *replica, r apiserver.Request) error {
 		r.Verb == "patch" && !strings.Contains(string(r.Body), strconv.Quote(obj.GetResourceVersion())) {
 		return errors.New("the request lacks the version that was read")
 	}
-	pv, err := mayClean(reads, target.number, obj)
+	pv, err := s.mayClean(reads, target.number, obj)
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func (s *simulation) mayCleanUp(from *replica, r apiserver.Request) error {
 
 // mayClean returns the PersistentVolume of obj, a claim or a PersistentVolume that was the read with that number, or an error if
 // its owners keep it.
-func mayClean(reads map[string]reading, number int, obj metav1.Object) (*corev1.PersistentVolume, error) {
+func (s *simulation) mayClean(reads map[string]reading, number int, obj metav1.Object) (*corev1.PersistentVolume, error) {
 	pv, isVolume := obj.(*corev1.PersistentVolume)
 	if claim, ok := obj.(*corev1.PersistentVolumeClaim); ok {
 		read := reads[readKey("persistentvolumes", "", claim.Spec.VolumeName)]
@@ -197,13 +197,13 @@ func mayClean(reads map[string]reading, number int, obj metav1.Object) (*corev1.
 		}
 	}
 	for _, owner := range owners {
-		if cluster.OptedOut(owner, driverName) {
+		if cluster.OptedOut(owner, s.scale.driver()) {
 			return nil, fmt.Errorf("the owner of %s forbids it", owner.GetName())
 		}
 	}
 	attachments := reads[readKey("volumeattachments", "", "")]
 	switch {
-	case pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
+	case pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete && !(s.driver == nil && !isVolume):
 		return nil, fmt.Errorf("the policy of its volume is %s", pv.Spec.PersistentVolumeReclaimPolicy)
 	case isVolume && pv.Status.Phase != corev1.VolumeReleased:
 		return nil, fmt.Errorf("it is %s", pv.Status.Phase)
@@ -231,14 +231,14 @@ func (s *simulation) recordOf(name string) (record nodecleanup.LostNode) {
 func (s *simulation) mayCleanUpAfter(name string, node, csiNode runtime.Object) error {
 	record, now := s.recordOf(name), time.Now()
 	deleting, _ := node.(*corev1.Node)
-	finalizer := nodecontroller.NodeFinalizer(driverName)
+	finalizer := nodecontroller.NodeFinalizer(s.scale.driver())
 	near := func(a absence) bool {
 		return a.from.Before(record.Since.Add(time.Second)) && (a.to.IsZero() || a.to.After(record.Since.Add(-missingGrace/2)))
 	}
 	switch {
 	case record.OptedOut:
 		return errors.New("the record says that the owner of the node forbids it")
-	case deleting != nil && cluster.OptedOut(deleting, driverName):
+	case deleting != nil && cluster.OptedOut(deleting, s.scale.driver()):
 		return fmt.Errorf("the owner of Node %s forbids it", name)
 	case deleting == nil && s.checker.nodes.kept[name]:
 		return fmt.Errorf("the owner of Node %s forbade it", name)
@@ -271,8 +271,14 @@ func (s *simulation) breaks(name string, record nodecleanup.LostNode) error {
 	return nil
 }
 
-// forces records that the node controller has removed a PersistentVolume, so that the volume of the driver may remain.
-func (s *simulation) forces(r apiserver.Request) {
+// forces records that the node controller has removed a PersistentVolume or a LogicalVolume, so that the volume of the driver may remain.
+func (s *simulation) forces(r apiserver.Request, result apiserver.Result) {
+	if r.Resource == cluster.LogicalVolumes && r.Verb == "patch" { // without its finalizer
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.checker.nodes.forced[string(result.Object.(metav1.Object).GetUID())] = true
+		s.happensLocked("the node cleanup releases a LogicalVolume")
+	}
 	if r.Resource != cluster.Volumes || r.Verb != "patch" && r.Verb != "delete" {
 		return
 	}
@@ -297,14 +303,14 @@ func (s *simulation) checkNodes() {
 	if !s.scale.features.Nodes {
 		return
 	}
-	finalizer := nodecontroller.NodeFinalizer(driverName)
+	finalizer := nodecontroller.NodeFinalizer(s.scale.driver())
 	for _, name := range s.cluster.Nodes {
 		node := s.cluster.Node(name)
 		if node != nil && node.DeletionTimestamp == nil { // its record ends
 			delete(s.checker.nodes.acted, name)
 		}
 		if node != nil {
-			s.checker.nodes.kept[name] = cluster.OptedOut(node, driverName) && slices.Contains(node.Finalizers, finalizer) &&
+			s.checker.nodes.kept[name] = cluster.OptedOut(node, s.scale.driver()) && slices.Contains(node.Finalizers, finalizer) &&
 				(node.DeletionTimestamp == nil || time.Since(node.DeletionTimestamp.Time) < finalizerTimeout)
 		}
 		if node == nil && s.checker.nodes.kept[name] && s.recordOf(name).Value == "" && !s.hasVolumes(name) {

@@ -107,6 +107,18 @@ func (s *simulation) recorded(from *replica, r apiserver.Request) {
 	}
 }
 
+// recordedLate forgets the call whose size an earlier leader has overwritten late. Its successor repeats the call for the recorded size,
+// because it cannot know that TopoLVM had refused it: the node had too little space.
+func (s *simulation) recordedLate(r apiserver.Request) {
+	if claim, ok := s.api.Get(cluster.Claims, r.Namespace, r.Name).(*corev1.PersistentVolumeClaim); ok {
+		if pv, ok := s.api.Get(cluster.Volumes, "", claim.Spec.VolumeName).(*corev1.PersistentVolume); ok {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			delete(s.checker.resizer.expansions, pv.Spec.CSI.VolumeHandle)
+		}
+	}
+}
+
 // mayModify returns an error unless the claim records the call.
 func (s *simulation) mayModify(r *csi.ControllerModifyVolumeRequest) error {
 	claim := s.claimOf(r.GetVolumeId())
@@ -146,8 +158,10 @@ func (s *simulation) checkSizes() {
 		s.checker.resizer.sizes[uid] = size
 	}
 	capacity := map[string]int64{}
-	for _, v := range s.driver.Volumes() {
-		capacity[v.ID] = v.Capacity
+	for _, v := range s.volumes() {
+		if v.Capacity > 0 { // else topolvm-node has just removed it
+			capacity[v.ID] = v.Capacity
+		}
 	}
 	for _, pv := range cluster.List[*corev1.PersistentVolume](s.api, cluster.Volumes) {
 		size := pv.Spec.Capacity[corev1.ResourceStorage]
@@ -185,7 +199,7 @@ func (s *simulation) forgetChanges(claim *corev1.PersistentVolumeClaim, handle s
 
 // checkModified checks that the volumes have the parameters that the claims say.
 func (s *simulation) checkModified(when string) {
-	for _, v := range s.driver.Volumes() {
+	for _, v := range s.volumes() {
 		claim := s.claimOf(v.ID)
 		if claim == nil {
 			continue

@@ -107,7 +107,7 @@ func (s *simulation) orphaning(name string) *snapshotv1.VolumeSnapshotContent {
 // mayDeleteSnapshot returns an error unless the replica has read from the API server since its last call that the snapshot
 // is released and to be deleted.
 func (s *simulation) mayDeleteSnapshot(from *replica, r *csi.DeleteSnapshotRequest) error {
-	for _, snapshot := range s.driver.Snapshots() {
+	for _, snapshot := range s.snapshots() {
 		if snapshot.ID != r.GetSnapshotId() {
 			continue
 		}
@@ -163,7 +163,7 @@ func (s *simulation) checkSnapshotsAtRest(when string) {
 		return
 	}
 	contents, exists := s.contents(), map[string]bool{}
-	for _, snapshot := range s.driver.Snapshots() {
+	for _, snapshot := range s.snapshots() {
 		name := contentOf(snapshot.Name)
 		exists[snapshot.ID] = true
 		last := s.checker.taken.contents[name]

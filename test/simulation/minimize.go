@@ -22,7 +22,7 @@ func Minimize(t *testing.T, h History) History {
 		if runs > minimizeRuns {
 			return false
 		}
-		shorter := Run(t, 0, choices)
+		shorter := Run(t, h.Seed, choices)
 		if kindOf(shorter.Violation) != kindOf(h.Violation) || len(shorter.Lines) > len(h.Lines) {
 			return false
 		}

@@ -66,22 +66,23 @@ func (r *replica) killed() bool {
 	}
 }
 
-// configuration returns the configuration of "all" with the given flags. It is read once per process.
-var configuration = func() func(flags string, args ...string) app.Config {
+// configuration returns the configuration of a command with the given flags. It is read once per process.
+var configuration = func() func(command app.Selection, args ...string) app.Config {
 	var mu sync.Mutex
 	read := map[string]app.Config{}
-	return func(key string, args ...string) app.Config {
+	return func(command app.Selection, args ...string) app.Config {
+		key := fmt.Sprint(command.Names(), args)
 		mu.Lock()
 		defer mu.Unlock()
 		if c, ok := read[key]; ok {
 			return c
 		}
-		fs := pflag.NewFlagSet("all", pflag.ContinueOnError)
-		app.All.Schema().Register(fs)
+		fs := pflag.NewFlagSet("simulation", pflag.ContinueOnError)
+		command.Schema().Register(fs)
 		if err := fs.Parse(args); err != nil {
 			panic(err) // the flags are constants
 		}
-		c, err := app.All.Read(fs, "simulation")
+		c, err := command.Read(fs, "simulation")
 		if err == nil {
 			c = c.Enabled()
 			err = c.Validate()
@@ -116,6 +117,9 @@ func (s *simulation) start(name string) *replica {
 	config.API = s.api.Config(r.client)
 	config.API.ContentType = runtime.ContentTypeProtobuf
 	config.API.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	if s.scale.features.Topolvm {
+		config.DriverCalls = s.driverCalls(r)
+	}
 	config.DialDriver = func(ctx context.Context, _ string) (net.Conn, error) {
 		s.mu.Lock()
 		listener := s.socket

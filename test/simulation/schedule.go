@@ -148,7 +148,11 @@ func (s *simulation) proceed(o *operation) {
 		case event:
 			v, text = s.watchFault()
 		case call:
-			v, text = s.callFault(o)
+			if s.driver != nil {
+				v, text = s.callFault(o)
+			} else { // the roles call it in memory, and their deadlines are before its own
+				v, text = verdict{lost: status.Error(codes.DeadlineExceeded, "simulated")}, ", whose response is late"
+			}
 		case response:
 			v, text = verdict{lost: errNetwork}, ", which is lost"
 		case callResponse:
@@ -239,8 +243,8 @@ func (s *simulation) callFault(o *operation) (verdict, string) {
 
 // has reports whether the driver has a volume or snapshot with that name.
 func (s *simulation) has(name string) bool {
-	return slices.ContainsFunc(s.driver.Volumes(), func(v csitest.Volume) bool { return v.Name == name }) ||
-		slices.ContainsFunc(s.driver.Snapshots(), func(v csitest.Snapshot) bool { return v.Name == name })
+	return slices.ContainsFunc(s.volumes(), func(v csitest.Volume) bool { return v.Name == name }) ||
+		slices.ContainsFunc(s.snapshots(), func(v csitest.Snapshot) bool { return v.Name == name })
 }
 
 // disaster kills or stops a replica, restarts the driver, or holds up requests or events for a while.
@@ -261,6 +265,9 @@ func (s *simulation) disaster() {
 		s.perhapsTakeover()
 	case n < 6:
 		resources := []string{"persistentvolumeclaims", "persistentvolumes", "volumeattachments", "storageclasses"}
+		if s.scale.features.Topolvm {
+			resources[2] = cluster.LogicalVolumes.Resource
+		}
 		if s.scale.features.Snapshots {
 			resources = append(resources, "volumesnapshotcontents", "volumesnapshotclasses")
 		}
@@ -289,6 +296,7 @@ func (s *simulation) disaster() {
 		s.record("the clock of the API server jumps, and is %v ahead", ahead)
 		s.api.SetClock(ahead)
 	case n == 9 && s.scale.lists && s.unpublish():
+	case s.driver == nil: // the cluster has the faults of topolvm-node
 	default:
 		s.record("the driver restarts")
 		s.restartDriver()

@@ -31,16 +31,17 @@ import (
 	"github.com/storage-controller/storage-controller/test/simulation/cluster"
 )
 
-const driverName = "drv.example.com"
-
 // History is the result of one seed.
 type History struct {
+	Seed      uint64
 	Lines     []string
 	Violation string // empty: none
 	Choices   []uint16
 	Steps     int
 	Faults    int
-	Duration  time.Duration // virtual
+	// Situations counts what invariants need, so that they cannot hold because it never happens.
+	Situations map[string]int
+	Duration   time.Duration // virtual
 }
 
 // simulation is one history.
@@ -48,7 +49,7 @@ type simulation struct {
 	choices *choices
 	config  app.Config
 	api     *apiserver.Server
-	driver  *csitest.Plugin
+	driver  *csitest.Plugin // nil with TopoLVM
 	cluster *cluster.Cluster
 	gate    *gate
 	scale   scale
@@ -70,6 +71,7 @@ type simulation struct {
 	socket    *socket
 	processes map[string]*replica
 	verdicts  map[uint64]verdict
+	serving   []serving
 	checker   *checker
 }
 
@@ -101,6 +103,9 @@ type scale struct {
 	impatient bool
 }
 
+// withTopolvm reports whether the processes of a seed serve the driver of TopoLVM: one in five.
+func withTopolvm(seed uint64) bool { return seed%5 == 2 }
+
 // Run runs the history of seed, or with a non-nil replay that of these choices.
 func Run(t *testing.T, seed uint64, replay []uint16) (h History) {
 	synctest.Test(t, func(*testing.T) {
@@ -109,8 +114,9 @@ func Run(t *testing.T, seed uint64, replay []uint16) (h History) {
 			c = &choices{replay: replay}
 		}
 		s := newSimulation(c)
-		s.run()
+		s.run(withTopolvm(seed))
 		h = s.history
+		h.Seed = seed
 		h.Choices, h.Steps, h.Duration = c.taken, s.step, time.Since(s.begin)
 	})
 	if finished.Add(1)%collectEvery == 0 {
@@ -121,7 +127,7 @@ func Run(t *testing.T, seed uint64, replay []uint16) (h History) {
 
 func newSimulation(c *choices) *simulation {
 	return &simulation{
-		choices: c, gate: newGate(), begin: time.Now(), frozen: map[string]int{},
+		choices: c, gate: newGate(), begin: time.Now(), frozen: map[string]int{}, history: History{Situations: map[string]int{}},
 		processes: map[string]*replica{}, verdicts: map[uint64]verdict{}, checker: newChecker(),
 	}
 }
@@ -133,8 +139,12 @@ const collectEvery = 5
 var finished atomic.Int64
 
 // run sets everything up, runs the three parts of a history, and ends all processes.
-func (s *simulation) run() {
-	s.setUp(s.pickScale())
+func (s *simulation) run(topolvm bool) {
+	size := s.pickScale()
+	if topolvm {
+		size = s.pickTopolvm()
+	}
+	s.setUp(size)
 	if s.scale.prepared {
 		s.prepare()
 		if s.scale.adopted {
@@ -160,8 +170,10 @@ func (s *simulation) setUp(size scale) {
 	s.api = apiserver.New(s.hooks())
 	s.config = s.scale.configuration()
 	var err error
-	if s.cluster, err = cluster.New(s.api, driverName, s.scale.nodes, s.scale.features); err == nil {
-		s.startDriver()
+	if s.cluster, err = cluster.New(s.api, s.scale.driver(), s.scale.nodes, s.scale.features); err == nil {
+		if !s.scale.features.Topolvm {
+			s.startDriver()
+		}
 		err = s.cluster.SetUp(context.Background())
 	}
 	if err != nil {
@@ -187,7 +199,7 @@ func (s *simulation) prepare() {
 func (s *simulation) adopt() {
 	s.killReplicas()
 	s.record("csi-provisioner has created the volumes")
-	if err := s.cluster.RemoveVolumeFinalizer(attacher.Finalizer(driverName)); err != nil {
+	if err := s.cluster.RemoveVolumeFinalizer(attacher.Finalizer(s.scale.driver())); err != nil {
 		s.violated("removing finalizers: %v", err)
 	}
 	for i := range s.replicas {
@@ -233,7 +245,10 @@ const renewDeadline = 40 * time.Second
 
 // configuration returns the configuration of the processes.
 func (c scale) configuration() app.Config {
-	roles := []string{"provisioner", "attacher"}
+	roles := []string{"provisioner"}
+	if !c.features.Topolvm {
+		roles = append(roles, "attacher")
+	}
 	if c.features.Resize {
 		roles = append(roles, "resizer")
 	}
@@ -258,9 +273,13 @@ func (c scale) configuration() app.Config {
 		"--provisioning-protection="+c.protection, "--leader-election", "--leader-election-namespace=kube-system",
 		// Four times the default, so that renewals are a smaller part of each history.
 		"--leader-election-lease-duration=60s", fmt.Sprint("--leader-election-renew-deadline=", renewDeadline),
-		"--leader-election-retry-period=20s", "--reconcile-sync=15s",
+		"--leader-election-retry-period=20s",
 	)
-	return configuration(fmt.Sprint(args), args...)
+	if c.features.Topolvm {
+		args = append(args, "--metrics-bind-address=", "--health-probe-bind-address=", "--driver-health-endpoint=")
+		return configuration(app.Topolvm(false), args...)
+	}
+	return configuration(app.All, append(args, "--reconcile-sync=15s")...)
 }
 
 func (s *simulation) killReplicas() {
@@ -285,7 +304,9 @@ func (s *simulation) end() {
 			panic(fmt.Sprintf("%s was killed and has not ended after %v", r.client, restLimit)) // the bubble cannot end either
 		}
 	}
-	s.driver.Stop()
+	if s.driver != nil {
+		s.driver.Stop()
+	}
 	synctest.Wait()
 }
 

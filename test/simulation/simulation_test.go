@@ -23,6 +23,7 @@ var (
 	seeds = flag.Int("seeds", 100, "number of seeds")
 	fresh = flag.Int("fresh", 100, "number of seeds that differ in each run")
 	from  = flag.Uint64("from", 1, "the first seed")
+	every = flag.Uint64("every", 1, "distance of the seeds: 5 from 2 on are those with TopoLVM")
 	stop  = flag.Bool("stop", false, "stop after the first violation, without a shorter history")
 	same  = flag.Int("same", 3, "number of seeds that must give the same history in each run")
 	runs  = flag.Int("runs", 3, "runs of each of them")
@@ -59,6 +60,19 @@ func TestFoundSeeds(t *testing.T) {
 	}
 }
 
+// TestTopolvmSituations: histories with TopoLVM have all situations that its invariants need.
+func TestTopolvmSituations(t *testing.T) {
+	missing, all := slices.Clone(topolvmSituations), statistics{}
+	for n := uint64(2); len(missing) > 0 && n < 1000; n += 5 {
+		all.add(Run(t, n, nil))
+		missing = slices.DeleteFunc(missing, func(situation string) bool { return all.situations[situation] > 0 })
+	}
+	if len(missing) > 0 {
+		t.Errorf("never: %q; counted: %v", missing, all.situations)
+	}
+	t.Logf("all after %d histories", len(all.steps))
+}
+
 // TestFreshSeeds runs histories that no earlier run had.
 func TestFreshSeeds(t *testing.T) { run(t, uint64(time.Now().UnixNano()), *fresh) }
 
@@ -68,7 +82,7 @@ const historyLimit = 2 * time.Minute
 func run(t *testing.T, from uint64, seeds int) {
 	begin, all := time.Now(), statistics{}
 	for i := range seeds {
-		n := from + uint64(i)
+		n := from + uint64(i)**every
 		ended := make(chan struct{})
 		stuck := time.AfterFunc(historyLimit, func() {
 			select {
@@ -97,18 +111,25 @@ func run(t *testing.T, from uint64, seeds int) {
 			t.Logf("%d seeds, %v", i+1, time.Since(begin).Round(time.Second))
 		}
 	}
-	t.Logf("%d seeds, %v per seed, %v of virtual time\n%s\n%s", seeds, time.Since(begin)/time.Duration(max(seeds, 1)),
-		all.virtual.Round(time.Minute), histogram("steps", all.steps), histogram("faults", all.faults))
+	t.Logf("%d seeds, %v per seed, %v of virtual time\n%s\n%s\n%v", seeds, time.Since(begin)/time.Duration(max(seeds, 1)),
+		all.virtual.Round(time.Minute), histogram("steps", all.steps), histogram("faults", all.faults), all.situations)
 }
 
 // statistics are what histories consist of.
 type statistics struct {
 	steps, faults []int
 	virtual       time.Duration
+	situations    map[string]int
 }
 
 func (s *statistics) add(h History) {
 	s.steps, s.faults, s.virtual = append(s.steps, h.Steps), append(s.faults, h.Faults), s.virtual+h.Duration
+	if s.situations == nil {
+		s.situations = map[string]int{}
+	}
+	for situation, n := range h.Situations {
+		s.situations[situation] += n
+	}
 }
 
 // histogram returns the number of histories with each number of what, in eight intervals.
@@ -152,7 +173,7 @@ func TestSameSeedSameHistory(t *testing.T) {
 				t.Fatalf("seed %d, run %d: %s", n, i+2, diff)
 			}
 		}
-		if diff := cmp.Diff(first.Lines, Run(t, 0, first.Choices).Lines); diff != "" {
+		if diff := cmp.Diff(first.Lines, Run(t, n, first.Choices).Lines); diff != "" {
 			t.Errorf("seed %d: the replay of its choices differs: %s", n, diff)
 		}
 		// The sum compares histories of several processes.

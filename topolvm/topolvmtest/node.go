@@ -6,10 +6,8 @@ package topolvmtest
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -28,28 +26,6 @@ import (
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
-// Extent is the unit of sizes in bytes.
-const Extent = 4 << 20
-
-// gRPC codes that topolvm-node writes to the status.
-const (
-	codeUnimplemented = 12
-	codeInternal      = 13
-	codeExhausted     = 8
-)
-
-// Class is a device class of a node. The first class of a node is its default class.
-type Class struct {
-	Name string
-	Thin bool
-	Size int64 // bytes
-}
-
-// Classes returns a thick class ssd and a thin class thin of 100 GiB each.
-func Classes() []Class {
-	return []Class{{Name: "ssd", Size: 100 << 30}, {Name: "thin", Thin: true, Size: 100 << 30}}
-}
-
 // Config describes a node.
 type Config struct {
 	Driver  string
@@ -61,30 +37,23 @@ type Config struct {
 	NoCapacity bool
 }
 
-// volume is an LVM volume.
-type volume struct {
-	class string
-	size  int64
-}
-
 // Node does what topolvm-node does. Its methods are safe for concurrent use.
 type Node struct {
 	cfg    Config
 	client kubernetes.Interface
 	lvs    *topolvm.Client
+	host   *Host
 	wake   chan struct{} // has an element if work may be due
 
 	mu       sync.Mutex
 	cancel   context.CancelFunc
 	stopped  chan struct{}
 	due      map[string]time.Time // names of LogicalVolumes
-	volumes  map[types.UID]volume
-	sizes    map[string]int64 // of classes
 	reported map[string]string
 	reportAt time.Time // zero: not due
 	delay    time.Duration
-	failures []topolvm.Status // for the next steps
-	drop     int              // status updates to drop
+	failures []int64 // codes for the next tasks
+	drop     int     // status updates to drop
 	refuse   bool
 	failed   map[types.UID]attempt // of expansions
 }
@@ -114,11 +83,8 @@ func Start(t testing.TB, restConfig *rest.Config, cfg Config) *Node {
 		t.Fatal(err)
 	}
 	n := &Node{
-		cfg: cfg, client: client, lvs: lvs, wake: make(chan struct{}, 1), volumes: map[types.UID]volume{}, sizes: map[string]int64{},
+		cfg: cfg, client: client, lvs: lvs, host: NewHost(cfg.Driver, lvs, cfg.Classes), wake: make(chan struct{}, 1),
 		failed: map[types.UID]attempt{},
-	}
-	for _, c := range cfg.Classes {
-		n.sizes[c.Name] = c.Size
 	}
 	n.Create(t)
 	n.Run()
@@ -226,11 +192,7 @@ func (n *Node) Delay(d time.Duration) { n.change(func() { n.delay = d }) }
 
 // Fail makes the next creations or expansions fail with these codes of gRPC, one each.
 func (n *Node) Fail(codes ...int64) {
-	n.change(func() {
-		for _, code := range codes {
-			n.failures = append(n.failures, topolvm.Status{Code: code, Message: "as told"})
-		}
-	})
+	n.change(func() { n.failures = append(n.failures, codes...) })
 }
 
 // Recover forgets the failures of [Node.Fail] that have not happened.
@@ -243,7 +205,7 @@ func (n *Node) DropStatus() { n.change(func() { n.drop++ }) }
 func (n *Node) RefuseRemoval(refuse bool) { n.change(func() { n.refuse = refuse }) }
 
 // Resize sets the size of a device class in bytes.
-func (n *Node) Resize(class string, size int64) { n.change(func() { n.sizes[class] = size }) }
+func (n *Node) Resize(class string, size int64) { n.change(func() { n.host.Resize(class, size) }) }
 
 // change changes the settings, and has everything reconciled again.
 func (n *Node) change(f func()) {
@@ -259,11 +221,9 @@ func (n *Node) change(f func()) {
 
 // Volumes returns the sizes of the LVM volumes in bytes.
 func (n *Node) Volumes() map[types.UID]int64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	sizes := map[types.UID]int64{}
-	for uid, v := range n.volumes {
-		sizes[uid] = v.size
+	for uid, v := range n.host.Volumes() {
+		sizes[uid] = v.Size
 	}
 	return sizes
 }
@@ -340,31 +300,10 @@ func (n *Node) reportLater() {
 
 // annotations returns the capacity annotations.
 func (n *Node) annotations() map[string]string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	values := map[string]string{}
 	if n.cfg.NoCapacity {
-		return values
+		return nil
 	}
-	for i, c := range n.cfg.Classes {
-		free := strconv.FormatInt(n.free(c.Name), 10)
-		values["capacity."+n.cfg.Driver+"/"+c.Name] = free
-		if i == 0 {
-			values["capacity."+n.cfg.Driver+"/00default"] = free
-		}
-	}
-	return values
-}
-
-// free returns the free bytes of a class. It must be called with the lock held.
-func (n *Node) free(class string) int64 {
-	free := n.sizes[class]
-	for _, v := range n.volumes {
-		if v.class == class {
-			free -= v.size
-		}
-	}
-	return max(0, free)
+	return n.host.Capacities()
 }
 
 // report writes the capacity annotations if that is due, unless the Node is being deleted.
@@ -386,201 +325,94 @@ func (n *Node) report(ctx context.Context) {
 	if err != nil || node.DeletionTimestamp != nil {
 		return
 	}
-	if n.patchMetadata(ctx, map[string]any{"annotations": values}, func(data []byte) error {
-		_, err := n.client.CoreV1().Nodes().Patch(ctx, n.cfg.Name, types.MergePatchType, data, metav1.PatchOptions{})
-		return err
-	}) == nil {
+	data, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": values}})
+	if err == nil {
+		_, err = n.client.CoreV1().Nodes().Patch(ctx, n.cfg.Name, types.MergePatchType, data, metav1.PatchOptions{})
+	}
+	if err == nil {
 		n.reported = values
 	}
 }
 
-func (n *Node) patchMetadata(_ context.Context, metadata map[string]any, patch func([]byte) error) error {
-	data, err := json.Marshal(map[string]any{"metadata": metadata})
-	if err != nil {
-		return err
-	}
-	return patch(data)
-}
-
-// patch patches the metadata of a LogicalVolume.
-func (n *Node) patch(ctx context.Context, name string, metadata map[string]any) error {
-	return n.patchMetadata(ctx, metadata, func(data []byte) error {
-		_, err := n.lvs.Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{})
-		return err
-	})
-}
-
-const createdBy = "app.kubernetes.io/created-by"
-
-// reconcile does the next step for lv, and returns when to try again; zero means after the next change.
+// reconcile does the next task for lv, and returns when to try again; zero means after the next change.
 func (n *Node) reconcile(ctx context.Context, lv *topolvm.LogicalVolume) (retry time.Duration, err error) {
-	finalizer := n.cfg.Driver + "/logicalvolume"
-	held := slices.Contains(lv.Finalizers, finalizer)
-	_, ignored := lv.Annotations[n.cfg.Driver+"/pendingdeletion"]
-	switch {
-	case ignored, lv.DeletionTimestamp != nil && !held:
-		return 0, nil
-	case lv.DeletionTimestamp != nil:
-		return n.remove(ctx, lv, finalizer)
-	case !held:
-		return 0, n.patch(ctx, lv.Name, map[string]any{"finalizers": append(lv.Finalizers, finalizer), "uid": lv.UID})
-	case lv.Labels[createdBy] == "":
-		return 0, n.patch(ctx, lv.Name, map[string]any{"labels": map[string]string{createdBy: "topolvm-controller"}})
-	case lv.Status.VolumeID == "":
-		return n.create(ctx, lv)
-	case lv.Spec.Size > lv.Status.CurrentSize:
-		return n.expand(ctx, lv)
-	}
-	return 0, nil
-}
-
-func (n *Node) remove(ctx context.Context, lv *topolvm.LogicalVolume, finalizer string) (retry time.Duration, err error) {
-	delay, refuse, _ := n.step(false)
-	if refuse {
-		return time.Second, nil
-	}
-	if !sleep(ctx, delay) {
-		return 0, nil
-	}
-	n.mu.Lock()
-	delete(n.volumes, lv.UID)
-	n.reportLater()
-	n.mu.Unlock()
-	others := slices.DeleteFunc(lv.Finalizers, func(f string) bool { return f == finalizer })
-	err = n.patch(ctx, lv.Name, map[string]any{"finalizers": others, "uid": lv.UID})
-	if apierrors.IsNotFound(err) {
-		return 0, nil
-	}
-	return 0, err
-}
-
-// step returns the settings of a step, and takes the next failure if the step may fail.
-func (n *Node) step(mayFail bool) (delay time.Duration, refuse bool, failure *topolvm.Status) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if mayFail && len(n.failures) > 0 {
-		failure = &n.failures[0]
-		n.failures = n.failures[1:]
-	}
-	return n.delay, n.refuse, failure
-}
-
-func (n *Node) create(ctx context.Context, lv *topolvm.LogicalVolume) (retry time.Duration, err error) {
-	n.mu.Lock()
-	existing, exists := n.volumes[lv.UID]
-	n.mu.Unlock()
-	if exists { // the status update got lost: as topolvm-node does, in two updates
-		lv.Status = topolvm.Status{VolumeID: string(lv.UID)}
-		updated, err := n.lvs.UpdateStatus(ctx, lv, metav1.UpdateOptions{})
-		if err != nil {
-			return 0, err
-		}
-		updated.Status.CurrentSize = topolvm.Bytes(existing.size)
-		_, err = n.lvs.UpdateStatus(ctx, updated, metav1.UpdateOptions{})
-		return 0, err
-	}
-	if lv.Status.Code != 0 {
-		return 0, nil // no second attempt
-	}
-	delay, _, failure := n.step(true)
-	if !sleep(ctx, delay) {
-		return 0, nil
-	}
-	if failure == nil {
-		if failure, err = n.allocate(ctx, lv); err != nil {
-			return 100 * time.Millisecond, nil
+	var source *topolvm.LogicalVolume
+	if lv.Spec.Source != "" && lv.Status.VolumeID == "" {
+		if source, err = n.lvs.Get(ctx, lv.Spec.Source, metav1.GetOptions{}); err != nil {
+			source = nil
 		}
 	}
-	if failure != nil {
-		lv.Status.Code, lv.Status.Message = failure.Code, failure.Message
-		_, err := n.lvs.UpdateStatus(ctx, lv, metav1.UpdateOptions{})
-		return 0, err
-	}
-	n.mu.Lock()
-	drop := n.drop > 0
-	n.drop -= min(n.drop, 1)
-	n.mu.Unlock()
-	if drop {
-		return 300 * time.Millisecond, nil
-	}
-	lv.Status = topolvm.Status{VolumeID: string(lv.UID), CurrentSize: topolvm.Bytes(n.Volumes()[lv.UID])}
-	_, err = n.lvs.UpdateStatus(ctx, lv, metav1.UpdateOptions{})
-	return 0, err
-}
-
-// errNoSource is a failure that topolvm-node does not report.
-var errNoSource = errors.New("the source does not exist, or is larger")
-
-// allocate creates the LVM volume of lv, or returns the failure that topolvm-node reports.
-func (n *Node) allocate(ctx context.Context, lv *topolvm.LogicalVolume) (*topolvm.Status, error) {
-	name := lv.Spec.DeviceClass
-	if name == "" && len(n.cfg.Classes) > 0 {
-		name = n.cfg.Classes[0].Name
-	}
-	i := slices.IndexFunc(n.cfg.Classes, func(c Class) bool { return c.Name == name })
-	if i < 0 {
-		return &topolvm.Status{Code: codeInternal, Message: "failed to check volume existence"}, nil
-	}
-	if lv.Spec.Source != "" {
-		if !n.cfg.Classes[i].Thin {
-			return &topolvm.Status{Code: codeUnimplemented, Message: "Thick snapshots are not implemented yet"}, nil
-		}
-		source, err := n.lvs.Get(ctx, lv.Spec.Source, metav1.GetOptions{})
-		if err != nil || source.Status.CurrentSize > lv.Spec.Size {
-			return nil, errNoSource
-		}
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	size := roundUp(int64(lv.Spec.Size))
-	if n.free(name) < size {
-		return &topolvm.Status{Code: codeExhausted, Message: "no enough space left on VG"}, nil
-	}
-	n.volumes[lv.UID] = volume{name, size}
-	n.reportLater()
-	return nil, nil
-}
-
-func (n *Node) expand(ctx context.Context, lv *topolvm.LogicalVolume) (retry time.Duration, err error) {
-	n.mu.Lock()
-	last := n.failed[lv.UID]
-	now := attempt{size: lv.Spec.Size, requested: lv.Annotations[n.cfg.Driver+"/resize-requested-at"]}
-	n.mu.Unlock()
-	if wait := time.Until(last.until); wait > 0 && last.size == now.size && last.requested == now.requested {
+	task := n.host.Next(lv, source)
+	switch wait := n.backoff(lv); {
+	case task == Retry:
+		return 100 * time.Millisecond, nil
+	case task == Expand && wait > 0:
 		return wait, nil
 	}
-	delay, _, failure := n.step(true)
-	if !sleep(ctx, delay) {
+	fault, again := n.begin(task)
+	if again > 0 {
+		return again, nil
+	}
+	if (task == Create || task == Expand || task == Remove) && !n.sleep(ctx) {
 		return 0, nil
 	}
+	failed, err := n.host.Do(ctx, task, lv, fault)
 	n.mu.Lock()
-	v, size := n.volumes[lv.UID], roundUp(int64(lv.Spec.Size))
-	if failure == nil && n.free(v.class) < size-v.size {
-		failure = &topolvm.Status{Code: codeExhausted, Message: "no enough space left on VG"}
+	defer n.mu.Unlock()
+	n.reportLater()
+	if task == Expand {
+		next := attempt{size: lv.Spec.Size, requested: n.requested(lv), count: n.failed[lv.UID].count + 1}
+		backoff := 50 * time.Millisecond << min(next.count, 6)
+		next.until = time.Now().Add(backoff)
+		n.failed[lv.UID] = next
+		if failed {
+			retry = backoff
+		}
 	}
-	if failure == nil {
-		v.size = size
-		n.volumes[lv.UID] = v
-		n.reportLater()
+	if fault.Exits {
+		retry = 300 * time.Millisecond
 	}
-	now.count = last.count + 1
-	backoff := 50 * time.Millisecond << min(now.count, 6)
-	now.until = time.Now().Add(backoff)
-	n.failed[lv.UID] = now
-	n.mu.Unlock()
-	if failure != nil {
-		lv.Status.Code, lv.Status.Message, retry = failure.Code, failure.Message, backoff
-	} else {
-		lv.Status.Code, lv.Status.Message, lv.Status.CurrentSize = 0, "", topolvm.Bytes(size)
-	}
-	_, err = n.lvs.UpdateStatus(ctx, lv, metav1.UpdateOptions{})
 	return retry, err
 }
 
-func roundUp(size int64) int64 { return (size + Extent - 1) / Extent * Extent }
+// requested returns the annotation that requests an expansion.
+func (n *Node) requested(lv *topolvm.LogicalVolume) string {
+	return lv.Annotations[n.cfg.Driver+"/resize-requested-at"]
+}
 
-// sleep waits, and returns false if ctx ends before.
-func sleep(ctx context.Context, d time.Duration) bool {
+// backoff returns the time until the next attempt to expand lv.
+func (n *Node) backoff(lv *topolvm.LogicalVolume) time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	last := n.failed[lv.UID]
+	if last.size != lv.Spec.Size || last.requested != n.requested(lv) {
+		return 0
+	}
+	return time.Until(last.until)
+}
+
+// begin returns the fault that the settings have for a task, or the time after which to try again.
+func (n *Node) begin(task Task) (fault Fault, again time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case task == Remove && n.refuse:
+		return fault, time.Second
+	case (task == Create || task == Expand) && len(n.failures) > 0:
+		fault.Code = n.failures[0]
+		n.failures = n.failures[1:]
+	case task == Create && n.drop > 0:
+		fault.Exits = true
+		n.drop--
+	}
+	return fault, 0
+}
+
+// sleep waits for the time that a change of LVM takes, and returns false if ctx ends before.
+func (n *Node) sleep(ctx context.Context) bool {
+	n.mu.Lock()
+	d := n.delay
+	n.mu.Unlock()
 	if d == 0 {
 		return true
 	}

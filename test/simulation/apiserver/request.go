@@ -4,6 +4,7 @@
 package apiserver
 
 import (
+	"bytes"
 	"fmt"
 	"mime"
 	"net/http"
@@ -113,8 +114,11 @@ func (c *call) route(s *Server, gv schema.GroupVersion, parts []string) bool {
 
 // Preconditions returns those of a deletion. A request that cannot be decoded has none.
 func (r Request) Preconditions() metav1.Preconditions {
-	obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(r.Body, nil, &metav1.DeleteOptions{})
-	if o, ok := obj.(*metav1.DeleteOptions); err == nil && ok && o.Preconditions != nil {
+	o, contentType := metav1.DeleteOptions{}, jsonType
+	if !bytes.HasPrefix(r.Body, []byte("{")) {
+		contentType = protobufType
+	}
+	if err := decodeInto(contentType, r.Body, &o); err == nil && o.Preconditions != nil {
 		return *o.Preconditions
 	}
 	return metav1.Preconditions{}

@@ -53,7 +53,11 @@ type Features struct {
 	Secrets   bool // the classes name a Secret, which they delete and create again
 	Topology  bool // volumes are accessible from one node
 	Capacity  bool // the scheduler selects only nodes with enough capacity
-	Nodes     bool // administrators delete nodes, and the node controller cleans up after them
+	// Topolvm: the driver is that of TopoLVM, whose volumes are created on the nodes, without VolumeAttachments.
+	Topolvm bool
+	// NodeFinalizer: topolvm-node protects its Node.
+	NodeFinalizer bool
+	Nodes         bool // administrators delete nodes, and the node controller cleans up after them
 }
 
 // Step is something that a component or a user can do now.
@@ -77,6 +81,7 @@ type Cluster struct {
 	generations map[string]int          // how often each StorageClass was created
 	selected    map[types.UID]time.Time // when the scheduler last selected a node, by claim
 	live        kubernetes.Interface    // not nil: the pods are those of the API
+	hosts       map[string]*host        // by node; empty without TopoLVM
 	typed       sync.Map                // objects of custom resources with their types, by the object of the API server
 
 	// SecretDeleted: a user has deleted the Secret once.
@@ -102,7 +107,10 @@ func New(api *apiserver.Server, driver string, nodes int, features Features) (*C
 	for i := range nodes {
 		c.Nodes = append(c.Nodes, fmt.Sprintf("node-%d", i))
 	}
-	return c, nil
+	if features.Topolvm {
+		c.hosts, err = newHosts(api, c.Nodes)
+	}
+	return c, err
 }
 
 // create, update and updateStatus return what a step does.
@@ -163,7 +171,7 @@ func (c *Cluster) Steps() []Step {
 			scheduled = c.observe(state)
 		}
 		c.steps = slices.Concat(c.bind(state), c.protect(state), scheduled, c.attach(state), c.register(),
-			c.nodes(state), c.expand(state), c.snapshot(state), c.deleteContents(state))
+			c.nodes(state), c.topolvmNodes(), c.expand(state), c.snapshot(state), c.deleteContents(state))
 	}
 	return c.steps
 }

@@ -172,6 +172,9 @@ func (c *Cluster) fits(claim *corev1.PersistentVolumeClaim, node string) bool {
 
 // attach returns the steps of the attach-detach controller.
 func (c *Cluster) attach(s state) []Step {
+	if c.features.Topolvm {
+		return nil
+	}
 	var steps []Step
 	wanted := map[string]bool{}
 	for _, pod := range c.pods {

@@ -18,15 +18,25 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
-const nodeLabel = "topology.example.com/node"
+// The topology keys of the drivers.
+const (
+	nodeLabel    = "topology.example.com/node"
+	topolvmLabel = "topology." + topolvm.Driver + "/node"
+)
 
 // Zone returns the topology segment of a node.
-func Zone(node string) map[string]string { return map[string]string{nodeLabel: node} }
+func (c *Cluster) Zone(node string) map[string]string {
+	if c.features.Topolvm {
+		return map[string]string{topolvmLabel: node}
+	}
+	return map[string]string{nodeLabel: node}
+}
 
 // NodeIn returns the node whose topology segment is given.
-func NodeIn(segment map[string]string) string { return segment[nodeLabel] }
+func NodeIn(segment map[string]string) string { return segment[nodeLabel] + segment[topolvmLabel] }
 
 // Registered reports whether the driver is registered on a node.
 func (c *Cluster) Registered(name string) bool {
@@ -36,7 +46,13 @@ func (c *Cluster) Registered(name string) bool {
 
 // join creates the Node and the CSINode of a node, which it does not have.
 func (c *Cluster) join(name string) error {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: Zone(name)}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: c.Zone(name)}}
+	if c.features.NodeFinalizer {
+		node.Finalizers = []string{c.driver + "/node"}
+	}
+	if h := c.hosts[name]; h != nil {
+		h.down = false
+	}
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	if err := c.api.Create(Nodes, node); err != nil {
 		return err
@@ -66,7 +82,7 @@ func (c *Cluster) firstNode() string { return c.Nodes[max(0, slices.IndexFunc(c.
 func (c *Cluster) register() []Step {
 	registration := storagev1.CSINodeDriver{Name: c.driver}
 	if c.features.Topology {
-		registration.TopologyKeys = []string{nodeLabel}
+		registration.TopologyKeys = slices.Collect(maps.Keys(c.Zone("")))
 	}
 	var steps []Step
 	for _, node := range List[*storagev1.CSINode](c.api, CSINodes) {
@@ -218,14 +234,15 @@ func (c *Cluster) kept(s state, pv *corev1.PersistentVolume, claim *corev1.Persi
 	if claim != nil {
 		owners = append(owners, claim)
 	}
-	if cm := c.LostNodes(); cm != nil {
-		for _, lost := range nodecleanup.ParseLostNodes(cm) {
-			if lost.OptedOut && lost.Value == NodeOf(pv) {
-				return true
-			}
-		}
-	}
-	return slices.ContainsFunc(owners, func(obj metav1.Object) bool { return OptedOut(obj, c.driver) })
+	return c.optedOutNode(NodeOf(pv)) || slices.ContainsFunc(owners, func(obj metav1.Object) bool { return OptedOut(obj, c.driver) })
+}
+
+// optedOutNode reports whether the owner of a lost node forbids its cleanup.
+func (c *Cluster) optedOutNode(node string) bool {
+	cm := c.LostNodes()
+	return cm != nil && slices.ContainsFunc(nodecleanup.ParseLostNodes(cm), func(lost nodecleanup.LostNode) bool {
+		return lost.OptedOut && lost.Value == node
+	})
 }
 
 // OptedOut reports whether the owner of obj does not permit the node controller to delete it.
@@ -266,7 +283,7 @@ func NodeOf(pv *corev1.PersistentVolume) string {
 	}
 	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
 		for _, e := range term.MatchExpressions {
-			if e.Key == nodeLabel && len(e.Values) == 1 {
+			if (e.Key == nodeLabel || e.Key == topolvmLabel) && len(e.Values) == 1 {
 				return e.Values[0]
 			}
 		}
@@ -294,6 +311,9 @@ func (c *Cluster) busyNodes(s state) []string {
 		default:
 			busy = append(busy, fmt.Sprintf("claim %s of the lost %s is not deleted", claim.Name, node))
 		}
+	}
+	if c.features.Topolvm {
+		busy = append(busy, c.lostLogicalVolumes(s)...)
 	}
 	return busy
 }

@@ -33,6 +33,9 @@ func ResizeStatus(claim *corev1.PersistentVolumeClaim) corev1.ClaimResourceStatu
 
 // usedBy returns the node on which a pod uses the volume of claim, or "".
 func (c *Cluster) usedBy(s state, claim *corev1.PersistentVolumeClaim) string {
+	if pod := c.pod(claim.Name); c.features.Topolvm && pod != nil && c.accessible(s.volume(claim.Spec.VolumeName), pod.Node) {
+		return pod.Node
+	}
 	for _, va := range s.attachments {
 		if *va.Spec.Source.PersistentVolumeName != claim.Spec.VolumeName || !va.Status.Attached {
 			continue
@@ -110,7 +113,7 @@ func (c *Cluster) userExpands(s state) []Step {
 			update(claim, "requests "+less.String(), resize(less))
 		}
 		for _, name := range attributesClasses {
-			if ptr.Deref(claim.Spec.VolumeAttributesClassName, "") != name {
+			if !c.features.Topolvm && ptr.Deref(claim.Spec.VolumeAttributesClassName, "") != name {
 				update(claim, "requests class "+name, func(spec *corev1.PersistentVolumeClaimSpec) {
 					spec.VolumeAttributesClassName = &name
 				})
@@ -133,7 +136,7 @@ func (c *Cluster) busyExpansions(s state) []string {
 	var busy []string
 	for _, claim := range s.claims {
 		pv := s.volume(claim.Spec.VolumeName)
-		if pv == nil || claim.Status.Phase != corev1.ClaimBound {
+		if pv == nil || claim.Status.Phase != corev1.ClaimBound || c.features.Topolvm && c.Node(NodeOf(pv)) == nil {
 			continue
 		}
 		request, status := claim.Spec.Resources.Requests[corev1.ResourceStorage], ResizeStatus(claim)

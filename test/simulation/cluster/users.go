@@ -36,6 +36,12 @@ func (c *Cluster) SetUp(ctx context.Context) error {
 	driver := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: c.driver}, Spec: storagev1.CSIDriverSpec{
 		StorageCapacity: &c.features.Capacity,
 	}}
+	if c.features.Topolvm {
+		driver.Spec.AttachRequired = new(bool)
+		if err := c.defineLogicalVolumes(); err != nil {
+			return err
+		}
+	}
 	if err := c.api.Create(storagev1.SchemeGroupVersion.WithResource("csidrivers"), driver); err != nil {
 		return err
 	}
@@ -70,6 +76,9 @@ func (c *Cluster) SetUp(ctx context.Context) error {
 func (c *Cluster) createClass(name string) error {
 	c.generations[name]++
 	parameters := map[string]string{"type": name, "generation": strconv.Itoa(c.generations[name] % 2)}
+	if c.features.Topolvm {
+		parameters[deviceClass] = c.classOf(c.generations[name])
+	}
 	class := &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: c.driver, Parameters: c.withSecret(parameters, ""),
 		ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimDelete), VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate),
@@ -117,7 +126,7 @@ func (c *Cluster) UserSteps(claims int) [][]Step {
 	}
 	groups := [][]Step{
 		steps, append(c.disturb(s), c.disturbSecret(s)...), c.userExpands(s), c.userTakesSnapshots(s, claims), c.disturbSnapshots(s),
-		c.userCopies(s),
+		c.userCopies(s), c.topolvmFaults(),
 	}
 	return slices.DeleteFunc(groups, func(steps []Step) bool { return len(steps) == 0 })
 }
@@ -272,6 +281,7 @@ func (c *Cluster) Busy() []string {
 	for _, claim := range s.claims {
 		class := s.class(claim)
 		switch {
+		case c.OptedOutLogicalVolume("pvc-" + string(claim.UID)): // the service waits until the node returns
 		case claim.DeletionTimestamp != nil && slices.Contains(claim.Finalizers, sourceClaimFinalizer) &&
 			!slices.Contains(claim.Finalizers, ProvisioningFinalizer):
 			// Until its snapshots are ready, which are in the list, too.
