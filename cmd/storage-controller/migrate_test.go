@@ -69,7 +69,7 @@ func TestMigrateCommand(t *testing.T) {
 				argv := []string{"storage-controller", "migrate", "-f", "-", "--image=storage-controller:dev", flag}
 				golden := filepath.Join(migrateTestdata, mode, strings.ReplaceAll(name, "/", "-"))
 				if !strings.Contains(name, "/") {
-					argv = append(argv, "--replace-patched", "--with-nodecontroller")
+					argv = append(argv, "--replace-patched")
 				}
 				code, stdout, stderr := runWithInput(t, input, argv...)
 				_, permissions, _ := runWithInput(t, input, append(argv, "--print-rbac")...)
@@ -147,7 +147,7 @@ func TestMigratedArguments(t *testing.T) {
 				t.Fatal(err)
 			}
 			r, err := migrate.Run(input, migrate.Options{Image: "x", PerRole: perRole, Patched: !strings.Contains(name, "/"),
-				Nodecontroller: true, Tables: flagTables(newRoot("storage-controller"))})
+				Tables: flagTables(newRoot("storage-controller"))})
 			if kept := name == "published/vsphere-super"; err != nil && !kept {
 				t.Fatal(err)
 			}

@@ -14,7 +14,7 @@ import (
 func (g *group) arguments() (args []*yaml.Node, known []string) {
 	args, known = []*yaml.Node{scalar(g.command)}, []string{g.command}
 	flags := slices.Concat(g.sources[0].flags, healthFlags(g))
-	if g.command == "all" {
+	if g.merges() {
 		flags = append([]setting{newSetting("controllers", strings.Join(g.roles(), ","))}, merger{g}.flags()...)
 	}
 	g.after = flags
@@ -98,50 +98,4 @@ func (s *source) dropConflicting(g *group) {
 			g.info("--metrics-address=%s of %s was dropped: --http-endpoint is set, too", f.value, s.name)
 		}
 	}
-}
-
-// prepareTopolvm selects the flags of the role nodecontroller. The container of
-// topolvm-controller is kept with all its flags, because it contains the driver.
-func (s *source) prepareTopolvm(g *group) {
-	profile := s.topolvmProfile(g)
-	f, given := s.lookup("enable-webhooks")
-	webhooks := !given || isTrue(f.expanded)
-	flags := []setting{newSetting("csi-address", s.address()), newSetting("profile", profile)}
-	for _, f := range s.flags {
-		if strings.HasPrefix(f.name, "leader-election") || f.name == "skip-node-finalize" || f.name == "v" {
-			if _, ok := g.m.Tables.flag("nodecontroller", f.name); ok {
-				flags = append(flags, f)
-			}
-		}
-	}
-	if !slices.ContainsFunc(flags, func(f setting) bool { return f.name == "leader-election" }) {
-		flags = append(flags, newSetting("leader-election", "true"))
-	}
-	s.flags = append(flags, newSetting("enable-webhooks", "false"))
-	lease := "topolvm"
-	if f, given := s.lookup("leader-election-id"); given {
-		lease = f.value
-	}
-	g.info("%s was kept with its flags and ports: it contains the driver and serves the socket of the other containers", s.name)
-	g.changed("the role nodecontroller of this container (--profile=%s) deletes the claims, and so the "+
-		"volumes, of deleted nodes. It and %s use the same Lease %s, so that only one of them is active", profile, s.name, lease)
-	if webhooks {
-		g.info("the admission webhooks stay in %s. To move them, set --enable-webhooks=false at %[1]s, --enable-webhooks=true at this "+
-			"container, and add its port and its certificate mount", s.name)
-	}
-}
-
-// topolvmProfile returns the profile of a version of TopoLVM, and notes the assumption if the image names none.
-func (s *source) topolvmProfile(g *group) string {
-	v, known := s.release()
-	switch {
-	case s.env["USE_LEGACY"] != "":
-		return "topolvm-legacy"
-	case known && v.before(0, 40): // whose controller protects claims with a finalizer
-		return "topolvm-classic"
-	case !known:
-		g.must("the image of %s names no version: --profile=topolvm is for v0.40 and later. If it is older, set --profile=topolvm-classic",
-			s.name)
-	}
-	return "topolvm"
 }

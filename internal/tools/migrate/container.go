@@ -40,11 +40,6 @@ func (g *group) container() *yaml.Node {
 			c.Content = append(c.Content, key, v)
 		}
 	}
-	if len(g.replaced()) == 0 { // beside topolvm-controller
-		if sc := get(g.sources[0].node, "securityContext"); sc != nil {
-			set(c, "securityContext", sc)
-		}
-	}
 	addRunAsUser(g, c)
 	ports{g}.noteMoved()
 	remarks{g}.add(env)
@@ -62,11 +57,6 @@ func variablesOf(g *group, env []*yaml.Node) []string {
 		names = append(names, variablesRead...)
 	}
 	return names
-}
-
-// replaced returns the sources whose containers are removed.
-func (g *group) replaced() []*source {
-	return slices.DeleteFunc(slices.Clone(g.sources), func(s *source) bool { return s.kind == topolvm })
 }
 
 // hasReference reports whether the value of an argument is not known before the container starts.
@@ -88,7 +78,7 @@ func (g *group) keys() []*yaml.Node {
 			keys = slices.Insert(keys, at, key)
 		}
 	}
-	for _, s := range g.replaced() {
+	for _, s := range g.sources {
 		for i := 0; i+1 < len(s.node.Content); i += 2 {
 			add(len(keys), s.node.Content[i])
 		}
@@ -115,7 +105,7 @@ func (g *group) value(key string) *yaml.Node {
 		return list(g.joined(key))
 	case "lifecycle":
 		var names []string
-		for _, s := range g.replaced() {
+		for _, s := range g.sources {
 			if get(s.node, key) != nil {
 				names = append(names, s.name)
 			}
@@ -137,7 +127,7 @@ func list(items []*yaml.Node) *yaml.Node {
 // first returns the value of the first source with key, and notes the sources that differ.
 func (g *group) first(key string) *yaml.Node {
 	var first *yaml.Node
-	for _, s := range g.replaced() {
+	for _, s := range g.sources {
 		switch v := get(s.node, key); {
 		case v == nil:
 		case first == nil:
@@ -152,7 +142,7 @@ func (g *group) first(key string) *yaml.Node {
 // joined returns the items of a list in all sources, without duplicates.
 func (g *group) joined(path ...string) []*yaml.Node {
 	var all []*yaml.Node
-	for _, s := range g.replaced() {
+	for _, s := range g.sources {
 		for _, item := range items(get(s.node, path...)) {
 			if !slices.ContainsFunc(all, func(have *yaml.Node) bool { return sameValue(have, item) }) {
 				all = append(all, item)
@@ -164,14 +154,8 @@ func (g *group) joined(path ...string) []*yaml.Node {
 
 // mounts returns the mounts of all sources; the volume of the socket is mounted once.
 func (g *group) mounts() []*yaml.Node {
-	if len(g.replaced()) == 0 {
-		if m := g.sources[0].socketMount(); m != nil {
-			return []*yaml.Node{m}
-		}
-		return nil
-	}
 	var all []*yaml.Node
-	for i, s := range g.replaced() {
+	for i, s := range g.sources {
 		for _, m := range items(get(s.node, "volumeMounts")) {
 			path := text(get(m, "mountPath"))
 			if i > 0 && m == s.socketMount() && !s.refersTo(path) {
@@ -193,19 +177,16 @@ func (s *source) refersTo(dir string) bool {
 }
 
 // variablesRead are the variables that storage-controller reads.
-var variablesRead = []string{"KUBECONFIG", "NAMESPACE", "NODE_NAME", "POD_NAME", "POD_NAMESPACE"}
+var variablesRead = []string{"KUBECONFIG", "NAMESPACE", "NODE_NAME", "POD_NAME", "POD_NAMESPACE", legacyVariable}
 
 // environment returns the variables of all sources. If two sources have different values for a
 // variable, it renames the variable of the second one, and the references in its flags.
 func (g *group) environment() []*yaml.Node {
 	var all []*yaml.Node
 	for i, s := range g.sources {
-		if s.kind == topolvm && i > 0 { // the socket has the path of the first container
-			s.drop("csi-address")
-		}
 		for _, e := range items(get(s.node, "env")) {
 			name := text(get(e, "name"))
-			if (s.kind == topolvm || s.kind == livenessprobe) && !s.references(name, s.kind == topolvm) {
+			if s.kind == livenessprobe && !s.references(name, false) {
 				continue
 			}
 			same := slices.IndexFunc(all, func(have *yaml.Node) bool { return text(get(have, "name")) == name })

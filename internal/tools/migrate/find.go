@@ -29,7 +29,7 @@ var kinds = []kind{csiProvisioner, csiAttacher, csiResizer, csiSnapshotter, topo
 
 // commands are the subcommands with the flags of each kind.
 var commands = map[kind]string{csiProvisioner: "provision", csiAttacher: "attach", csiResizer: "resize", csiSnapshotter: "snapshot",
-	topolvm: "nodecontroller"}
+	topolvm: "topolvm"}
 
 // roles are the roles of "all" that do the work of each kind.
 var roles = map[kind]string{csiProvisioner: "provisioner", csiAttacher: "attacher", csiResizer: "resizer", csiSnapshotter: "snapshotter",
@@ -140,7 +140,7 @@ func argumentsOf(c *yaml.Node) []*yaml.Node {
 	return slices.Concat(argv, items(get(c, "args")))
 }
 
-var subcommands = []string{"all", "provision", "attach", "capacity", "resize", "snapshot", "nodecontroller"}
+var subcommands = []string{"all", "provision", "attach", "capacity", "resize", "snapshot", "nodecontroller", "topolvm"}
 
 // runsStorageController reports whether a container runs this program already.
 func runsStorageController(c *yaml.Node, argv []*yaml.Node) bool {
@@ -152,20 +152,6 @@ func runsStorageController(c *yaml.Node, argv []*yaml.Node) bool {
 		return false
 	}
 	return len(argv) > 0 && slices.Contains(subcommands, text(argv[0]))
-}
-
-// runsNodecontroller reports whether one of containers runs the role nodecontroller already.
-func runsNodecontroller(containers []*yaml.Node) bool {
-	return slices.ContainsFunc(containers, func(c *yaml.Node) bool {
-		argv := argumentsOf(c)
-		if !runsStorageController(c, argv) || len(argv) == 0 {
-			return false
-		}
-		return text(argv[0]) == "nodecontroller" || slices.ContainsFunc(argv, func(arg *yaml.Node) bool {
-			roles, found := strings.CutPrefix(text(arg), "--controllers=")
-			return found && slices.Contains(strings.Split(roles, ","), "nodecontroller")
-		})
-	})
 }
 
 // wrapped returns the sidecar that another program in command starts, such as a shell or tini, or "". Such a container is

@@ -122,9 +122,6 @@ func (s *source) get(t Tables, name string) string {
 	if f, ok := s.lookup(name); ok {
 		return f.expanded
 	}
-	if s.kind == topolvm && name == "leader-election" {
-		return "true"
-	}
 	flag, _ := t.flag(commands[s.kind], name)
 	return flag.Default
 }

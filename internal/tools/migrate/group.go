@@ -39,19 +39,13 @@ func (m *migration) replaceContainers(w workload, e *edit, lines []string) []*gr
 	for _, g := range groups {
 		g.node = g.container()
 		at := g.sources[0].index
-		for i, s := range g.sources {
-			if s.kind == topolvm { // its container is kept
-				if i == 0 {
-					at++
-				}
-				continue
-			}
+		for _, s := range g.sources {
 			e.remove[s.index] = true
 			if c := e.comment(lines, s.index); c != "" && (s.index != at || e.spans == nil) {
 				g.comments = append(g.comments, c)
 			}
 		}
-		for _, s := range g.replaced() {
+		for _, s := range g.sources {
 			g.comments = append(g.comments, e.lostComments(lines, s, g.node)...)
 		}
 		e.insert[at] = append(e.insert[at], g.node)
@@ -99,7 +93,7 @@ func (m *migration) noteGracePeriod(w workload, groups []*group) {
 	}
 	longest, flag := time.Duration(0), ""
 	for _, g := range groups {
-		for _, s := range g.replaced() {
+		for _, s := range g.sources {
 			for _, name := range []string{"timeout", "resize-timeout", "modify-timeout"} {
 				f, _ := s.lookup(name)
 				if d, err := time.ParseDuration(f.expanded); err == nil && g.elects() && d > longest {
@@ -139,10 +133,8 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 			m.note(Required, w.name, "", "container %s was kept: %s", name, why)
 			continue
 		}
-		if why := m.whyKept(s, list); why != "" {
-			m.note(Information, w.name, "", "container %s was kept: %s", name, why)
-			continue
-		} else if s.kind == topolvm && runsNodecontroller(items(list)) {
+		if s.kind != livenessprobe && m.Tables.Commands[commands[s.kind]] == nil {
+			m.note(Information, w.name, "", "container %s was kept: this version of storage-controller does not replace %s", name, s.kind)
 			continue
 		}
 		for _, arg := range rest {
@@ -151,19 +143,6 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 		sources = append(sources, s)
 	}
 	return sources
-}
-
-// whyKept returns the reason why a container cannot be replaced, "" if it can.
-func (m *migration) whyKept(s *source, list *yaml.Node) string {
-	switch {
-	case s.kind == topolvm && !m.Nodecontroller:
-		return "--with-nodecontroller adds the role nodecontroller beside it, which deletes the claims of deleted nodes"
-	case s.kind != livenessprobe && m.Tables.Commands[commands[s.kind]] == nil:
-		return "this version of storage-controller does not replace " + string(s.kind)
-	case s.kind == topolvm && !s.on(m.Tables, "leader-election") && !runsNodecontroller(items(list)):
-		return "without leader election it is always active, so that the role nodecontroller must not run beside it"
-	}
-	return ""
 }
 
 // groups assigns each source to the first group without a conflict.
@@ -194,10 +173,11 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 			return reason == "" && !m.PerRole
 		})
 		if i >= 0 {
-			groups[i].sources = append(groups[i].sources, s)
+			groups[i].add(s)
 			continue
 		}
-		g := &group{sources: []*source{s}, command: "all", object: w, m: m}
+		g := &group{command: "all", object: w, m: m}
+		g.add(s)
 		g.name = m.containerName(s, driverOf(s, kept, several), taken)
 		taken = append(taken, g.name)
 		m.named[w.pod] = append(m.named[w.pod], g.name)
@@ -207,12 +187,6 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 			g.info("%s has its own container: %s", s.name, strings.Join(slices.Compact(reasons), "; "))
 		}
 		groups = append(groups, g)
-	}
-	for _, g := range groups { // the container of topolvm-controller is kept, so the new one follows the others
-		i := slices.IndexFunc(g.sources, func(s *source) bool { return s.kind == topolvm })
-		if i >= 0 {
-			g.sources = append(slices.Delete(slices.Clone(g.sources), i, i+1), g.sources[i])
-		}
 	}
 	for _, s := range probes {
 		if addHealthCheck(groups, s) {
@@ -229,7 +203,7 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 func keptContainers(list *yaml.Node, sources []*source) []*yaml.Node {
 	var kept []*yaml.Node
 	for i, item := range items(list) {
-		if !slices.ContainsFunc(sources, func(s *source) bool { return s.index == i && s.kind != topolvm }) {
+		if !slices.ContainsFunc(sources, func(s *source) bool { return s.index == i }) {
 			kept = append(kept, resolved(item))
 		}
 	}
@@ -243,10 +217,8 @@ func (m *migration) containerName(s *source, driver string, taken []string) stri
 	if driver != "" {
 		candidates[0] = "storage-controller-" + driver
 	}
-	if m.PerRole && s.kind != topolvm {
+	if m.PerRole {
 		candidates = []string{s.name}
-	} else if m.PerRole {
-		candidates = []string{"nodecontroller"}
 	}
 	for _, name := range candidates {
 		if !slices.Contains(taken, name) {
@@ -275,8 +247,11 @@ func (g *group) conflictOf(a, b *source) string {
 	if a.socket() != b.socket() {
 		return fmt.Sprintf("its socket (%s) differs from that of %s (%s)", b.address(), a.name, a.address())
 	}
-	if a.kind == b.kind {
+	switch {
+	case a.kind == b.kind:
 		return "there is another " + string(a.kind)
+	case a.kind == topolvm && b.kind == csiAttacher, a.kind == csiAttacher && b.kind == topolvm:
+		return "the command topolvm has no attacher"
 	}
 	for _, name := range []string{"kubeconfig", "master"} {
 		if a.get(t, name) != b.get(t, name) {
@@ -288,9 +263,6 @@ func (g *group) conflictOf(a, b *source) string {
 	}
 	if x, y := g.leaseNamespace(a), g.leaseNamespace(b); x != y && x != "" && y != "" {
 		return fmt.Sprintf("its Lease is in another namespace than that of %s", a.name)
-	}
-	if b.kind == topolvm || a.kind == topolvm {
-		return ""
 	}
 	if at := mountConflict(a, b); at != "" {
 		return fmt.Sprintf("it mounts another volume at %s than %s", at, a.name)

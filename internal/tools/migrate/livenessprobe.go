@@ -13,7 +13,7 @@ const driverHealth = "driver-health-endpoint"
 func addHealthCheck(groups []*group, s *source) bool {
 	i := slices.IndexFunc(groups, func(g *group) bool {
 		_, known := g.m.Tables.flag(g.command, driverHealth)
-		return known && len(g.replaced()) > 0 && !slices.ContainsFunc(g.sources, func(have *source) bool {
+		return known && !slices.ContainsFunc(g.sources, func(have *source) bool {
 			return have.socket() != s.socket() || have.kind == livenessprobe || mountConflict(have, s) != ""
 		})
 	})

@@ -33,8 +33,6 @@ type Options struct {
 	Image string
 	// PerRole creates one container for each sidecar, instead of one for all.
 	PerRole bool
-	// Nodecontroller adds the role nodecontroller beside topolvm-controller.
-	Nodecontroller bool
 	// Patched replaces also sidecars whose image tag has the suffix of a vendor.
 	Patched bool
 	// Placeholder reports that Image cannot be pulled from a registry.
@@ -44,7 +42,7 @@ type Options struct {
 
 // Tables describe the command line of the program.
 type Tables struct {
-	// Commands holds the flags of each subcommand by its name. "all" is required. A sidecar
+	// Commands holds the flags of each subcommand by its name. "all" and "topolvm" are required. A sidecar
 	// whose subcommand is missing is not replaced.
 	Commands map[string][]Flag
 	// Roles are the roles of "all", in the order of --controllers.

@@ -53,7 +53,7 @@ func each(t *testing.T, test func(t *testing.T, input []byte, o Options, r Resul
 				input := read(t, file)
 				o := Options{Image: image, PerRole: perRole, Tables: tables()}
 				if filepath.Base(filepath.Dir(file)) != "published" {
-					o.Patched, o.Nodecontroller = true, true
+					o.Patched = true
 				}
 				r, err := Run(input, o)
 				if kept := name == "vsphere-super"; err != nil && !(kept && r.Incomplete() && errors.Is(err, ErrNothing)) {

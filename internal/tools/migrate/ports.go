@@ -15,6 +15,16 @@ import (
 
 // endpoint returns the address at which a source serves metrics and health, "" for none.
 func (s *source) endpoint() string {
+	if s.kind == topolvm {
+		f, given := s.lookup("metrics-bind-address")
+		switch {
+		case !given:
+			return ":8080"
+		case f.expanded == "0":
+			return ""
+		}
+		return f.expanded
+	}
 	for _, name := range []string{"http-endpoint", "metrics-address"} {
 		if f, ok := s.lookup(name); ok && f.expanded != "" {
 			return f.expanded
@@ -36,14 +46,16 @@ func isLoopback(address string) bool {
 }
 
 // ports are the ports of a group. Its sources may have an address for metrics and health each;
-// the new container has the first one that the kubelet reaches, or else the first one.
+// the new container has that of topolvm-controller, the first one that the kubelet reaches, or else the first one.
 type ports struct{ *group }
 
 // server returns the source whose address the new container has, nil for none.
 func (g ports) server() *source {
 	var server *source
-	for _, s := range g.replaced() {
-		if address := s.endpoint(); s.kind != livenessprobe && address != "" &&
+	for _, s := range g.sources {
+		if address := s.endpoint(); s.kind == topolvm && address != "" {
+			return s
+		} else if s.kind != livenessprobe && address != "" &&
 			(server == nil || isLoopback(server.endpoint()) && !isLoopback(address)) {
 			server = s
 		}
@@ -58,7 +70,7 @@ func (g ports) moved() (from []string, to string) {
 		return nil, ""
 	}
 	to = portOf(server.endpoint())
-	for _, s := range g.replaced() {
+	for _, s := range g.sources {
 		if p := portOf(s.endpoint()); p != "" && p != to && !slices.Contains(from, p) {
 			from = append(from, p)
 		}
@@ -124,7 +136,7 @@ func nameOfPort(ports []*yaml.Node, number string) string {
 // noteMoved lists the moved ports, and what uses them: containers that stay, and objects of the input.
 func (g ports) noteMoved() {
 	from, to := g.moved()
-	for _, s := range g.replaced() {
+	for _, s := range g.sources {
 		if server := g.server(); isLoopback(s.endpoint()) && !isLoopback(server.endpoint()) {
 			g.changed("metrics and health of %s were served at %s, which only its pod reaches. Other pods can read them at %s now", s.name,
 				s.endpoint(), server.endpoint())
@@ -167,7 +179,7 @@ func (g ports) removedNames() []string {
 func (g ports) probe(key string) *yaml.Node {
 	var chosen *yaml.Node
 	var owner string
-	for _, s := range g.replaced() {
+	for _, s := range g.sources {
 		p := resolved(get(s.node, key))
 		if p == nil {
 			continue

@@ -43,6 +43,9 @@ func (g remarks) noteRates() {
 	}
 	var before, values []string
 	for _, s := range g.counted() {
+		if s.kind == topolvm { // its limit depends on its version
+			continue
+		}
 		f, set := s.lookup("kube-api-qps")
 		if !set {
 			f.value = defaultRate
@@ -58,7 +61,7 @@ func (g remarks) noteRates() {
 		}
 	}
 	switch {
-	case len(before) == 0 || len(g.replaced()) == 0:
+	case len(before) == 0:
 	case limited:
 		g.changed("--kube-api-qps=%s applies to each role. The limits of requests per second to the API server were: %s",
 			rate, strings.Join(before, ", "))
@@ -121,7 +124,7 @@ func (g remarks) noteAnnotations() {
 	annotations := get(g.object.node, "spec", "template", "metadata", "annotations")
 	for i := 0; annotations != nil && i+1 < len(annotations.Content); i += 2 {
 		key, value := annotations.Content[i].Value, annotations.Content[i+1].Value
-		for _, s := range g.replaced() {
+		for _, s := range g.sources {
 			switch {
 			case s.name == g.name:
 			case value == s.name && strings.HasPrefix(key, "kubectl.kubernetes.io/default-"):

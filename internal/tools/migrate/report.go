@@ -103,7 +103,7 @@ func (n Note) isSame(other Note) bool {
 // replacementOf returns the table of the flags of g. after are the flags of the new container.
 func replacementOf(g *group, after []setting) Replacement {
 	r := Replacement{Object: g.object.name, Container: g.name}
-	for _, s := range g.replaced() {
+	for _, s := range g.sources {
 		r.Sidecars = append(r.Sidecars, OldContainer{
 			Name: s.name, Image: text(get(s.node, "image")), Flags: changesOf(s, after),
 		})

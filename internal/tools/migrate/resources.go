@@ -12,7 +12,7 @@ import (
 
 // counted returns the sources whose resources the new container needs. A health check needs next to none.
 func (g *group) counted() []*source {
-	return slices.DeleteFunc(g.replaced(), func(s *source) bool { return s.kind == livenessprobe })
+	return slices.DeleteFunc(slices.Clone(g.sources), func(s *source) bool { return s.kind == livenessprobe })
 }
 
 // resources returns the sums of the requests and limits of the sources. A limit that one source

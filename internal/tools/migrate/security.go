@@ -11,7 +11,7 @@ import "go.yaml.in/yaml/v3"
 func (g *group) securityContext() *yaml.Node {
 	var chosen *source
 	differ := false
-	for _, s := range g.replaced() {
+	for _, s := range g.sources {
 		sc := get(s.node, "securityContext")
 		if sc == nil {
 			continue
@@ -39,9 +39,6 @@ func isPrivileged(s *source) bool {
 // addRunAsUser sets the user of c to root if the image decided it before. The images of the
 // sidecars run as root, that of storage-controller does not, and the driver owns the socket.
 func addRunAsUser(g *group, c *yaml.Node) {
-	if len(g.replaced()) == 0 {
-		return
-	}
 	for _, sc := range []*yaml.Node{get(c, "securityContext"), get(g.object.pod, "securityContext")} {
 		if get(sc, "runAsUser") != nil || text(get(sc, "runAsNonRoot")) == "true" {
 			return

@@ -38,9 +38,6 @@ func (r release) before(major, minor int) bool {
 
 // whyPatched returns the reason why s may not be the program of the Kubernetes project, "" if nothing suggests it.
 func (m *migration) whyPatched(s *source) string {
-	if s.kind == topolvm {
-		return ""
-	}
 	if v, _ := s.release(); v.suffix != "" && !strings.HasPrefix(v.suffix, "-rc") && !m.Patched {
 		return fmt.Sprintf("the suffix %s of its image shows that it is a patched %s. Find out what the patch does; if storage-controller "+
 			"can do without, migrate with --replace-patched", v.suffix, s.kind)
@@ -88,6 +85,8 @@ func (s *source) writeDefaults(g *group) {
 	switch s.kind {
 	case csiProvisioner:
 		add(true, "timeout", "10s")
+		add(g.serves(), "extra-create-metadata", "false")
+		add(g.serves() && s.on(g.m.Tables, "enable-capacity"), "capacity-ownerref-level", "1")
 		add(known && v.before(4, 0), "prevent-volume-mode-conversion", "false")
 		add(known && v.before(2, 0), "default-fstype", "ext4")
 		if known && v.before(5, 0) && !s.namesGate("Topology") {
@@ -140,7 +139,11 @@ func (s *source) writeDefaults(g *group) {
 // noteDefaults notes the defaults that apply if the version of s is unknown.
 func noteDefaults(s *source, g *group, known bool, changed string) {
 	if !known {
-		g.must("the image of %s names no version: the defaults of the newest %s apply (%s). If it is older, set the old values",
+		note := g.must
+		if s.isBundled() {
+			note = g.info
+		}
+		note("the image of %s names no version: the defaults of the newest %s apply (%s). If it is older, set the old values",
 			s.name, s.kind, changed)
 	}
 }
