@@ -246,7 +246,8 @@ func TestTopolvm(t *testing.T) {
 		manifest, want, note string
 		level                Level
 	}{
-		"current": {controller("topolvm:0.40.1", ""), "topolvm --controllers=nodecontroller --leader-election=true", "written out", Information},
+		"current": {controller("topolvm:0.40.1", ""), "topolvm --controllers=nodecontroller --leader-election=true", "written out",
+			Information},
 		"before v0.40": {controller("example/topolvm-with-sidecar:v0.39.0", ""), "--enable-webhooks=true --driver-health-endpoint=",
 			"set --pvc-finalizer-mode=enforce", Changed},
 		"of a digest":       {controller("topolvm@sha256:0", ""), "topolvm ", "set --pvc-finalizer-mode=enforce", Changed},

@@ -35,8 +35,8 @@ func (g *group) legacy() bool {
 func (s *source) prepareTopolvm(g *group) {
 	s.writeTopolvmDefaults(g)
 	if !s.on(g.m.Tables, "skip-node-finalize") {
-		g.changed("PVCs and LogicalVolumes of a deleted Node are cleaned up after more checks than in %s, and also if the Node was deleted "+
-			"without its finalizer: docs/topolvm.md. --node-cleanup=off disables it", s.name)
+		g.changed("PVCs and LogicalVolumes of a deleted Node are cleaned up after more checks than in %s, and also if the Node was "+
+			"deleted without its finalizer: docs/topolvm.md. --node-cleanup=off disables it", s.name)
 	}
 	g.changed("the metrics of %s have the names of storage-controller: docs/metrics.md", s.name)
 	if v, known := s.release(); !known || v.before(0, 40) { // v0.40 needs Kubernetes 1.27
