@@ -159,9 +159,13 @@ func (c Config) validateService() error {
 	return errors.Join(errs...)
 }
 
-// serviceGrant returns the permissions for LogicalVolumes of a command that serves driver.
+// serviceGrant returns the permissions of a command that serves driver.
 func serviceGrant(driver string) doctor.Grant {
-	ofOther := func(r doctor.Rule) bool { return !slices.Contains(r.Groups, driver) }
+	other := topolvm.LegacyDriver
+	if driver == other {
+		other = topolvm.Driver
+	}
+	ofOther := func(r doctor.Rule) bool { return slices.Contains(r.Groups, other) }
 	return doctor.Grant{File: topolvmName, Rules: slices.DeleteFunc(slices.Clone(doctor.Rules(topolvmName)), ofOther)}
 }
 

@@ -29,6 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -50,6 +51,12 @@ type pod struct {
 
 // startPod starts the command topolvm with further arguments. Its driver is installed.
 func startPod(t *testing.T, replacing bool, args ...string) *pod {
+	t.Helper()
+	return startPodWith(t, kubetest.Get(t).Config(), replacing, args...)
+}
+
+// startPodWith does this for a process that reaches the API server with config.
+func startPodWith(t *testing.T, config *rest.Config, replacing bool, args ...string) *pod {
 	t.Helper()
 	cp := kubetest.Get(t)
 	kubetest.InstallCRDs(t, cp)
@@ -83,7 +90,7 @@ func startPod(t *testing.T, replacing bool, args ...string) *pod {
 	c, err := selection.Read(fs, "v1.2.3")
 	if err == nil {
 		c = c.Enabled()
-		c.API, c.KeepMemory = cp.Config(), true
+		c.API, c.KeepMemory = config, true
 		err = errors.Join(c.Validate(), c.ValidateEnvironment())
 	}
 	if err != nil {
@@ -258,6 +265,31 @@ func TestTopolvmScenario(t *testing.T) {
 		if _, body := p.get(p.metrics, "/metrics"); !strings.Contains(body, "storage_controller_topolvm_panics_total") {
 			t.Error("the metrics of the service are missing")
 		}
+	})
+	t.Run("085_permissions", func(t *testing.T) {
+		a := overlayAuthorizer(t)
+		p := startPodWith(t, kubetest.Proxy(t, kubetest.Get(t).Config(), a.serve), false)
+		node, class := p.node("a"), p.class()
+		p.ready()
+		claim := p.claim("data", class, node.Name())
+		pv := p.volumeOf(claim)
+		p.snapshot(pv)
+		p.bind(claim, pv)
+		p.clean(node, claim)
+		if refused := a.refused(); len(refused) > 0 {
+			t.Errorf("not in deploy/overlays/topolvm: %q", refused)
+		}
+		a.revoke("create logicalvolumes." + topolvm.Driver)
+		other := p.node("b")
+		controller, _ := p.controller()
+		kubetest.Eventually(t, "CreateVolume reports the missing permission", func(ctx context.Context) error {
+			_, err := controller.CreateVolume(ctx, volumeRequest(p.ns+"-forbidden", other))
+			if grpcstatus.Code(err) != codes.Internal || !strings.Contains(err.Error(), "forbidden") {
+				return fmt.Errorf("got %w", err)
+			}
+			return nil
+		})
+		p.ready()
 	})
 	t.Run("006_every_replica_answers", func(t *testing.T) {
 		first := startPod(t, false)

@@ -66,12 +66,23 @@ nodeFinalizer: {{ $n.nodeFinalizerMode | default (ternary "remove" "off" $topolv
 pvcFinalizer: {{ $n.pvcFinalizerMode | default (ternary "strip" "off" $topolvm) | quote }}
 {{- end }}
 
+{{/* The values that follow from the capabilities of TopoLVM. */}}
+{{- define "storage-controller.topolvmCapabilities" -}}
+provisioner: {topology: true, attachments: false, snapshots: true, volumeAttributesClasses: false}
+attacher: {enabled: false}
+resizer: {volumeAttributesClasses: false, attachments: false, pods: true}
+snapshotter: {groups: false}
+nodecontroller: {enabled: true, resizeNudge: true}
+secrets: {enabled: false}
+{{- end }}
+
 {{/* The directories of deploy/rbac that these values need. */}}
 {{- define "storage-controller.permissions" -}}
 {{- $v := .Values }}
 {{- $central := ne $v.mode "node" }}
 {{- $topolvm := eq $v.mode "topolvm" }}
 {{- if $topolvm }}
+{{- $v = mergeOverwrite (deepCopy $v) (include "storage-controller.topolvmCapabilities" . | fromYaml) }}
 - topolvm
 {{- end }}
 {{- if $v.provisioner.enabled }}
@@ -82,23 +93,23 @@ pvcFinalizer: {{ $n.pvcFinalizerMode | default (ternary "strip" "off" $topolvm) 
 - provisioner-topology
 {{- end }}
 {{- end }}
-{{- if and $v.provisioner.attachments (not $topolvm) }}
+{{- if $v.provisioner.attachments }}
 - provisioner-attachments
 {{- end }}
 {{- if $v.provisioner.snapshots }}
 - provisioner-snapshots
 {{- end }}
-{{- if and $v.provisioner.volumeAttributesClasses (not $topolvm) }}
+{{- if $v.provisioner.volumeAttributesClasses }}
 - provisioner-volumeattributesclasses
 {{- end }}
 {{- if $v.provisioner.crossNamespace }}
 - provisioner-cross-namespace
 {{- end }}
-{{- if and $v.secrets.enabled (not $topolvm) }}
+{{- if $v.secrets.enabled }}
 - provisioner-secrets
 {{- end }}
 {{- end }}
-{{- if and $central $v.attacher.enabled (not $topolvm) }}
+{{- if and $central $v.attacher.enabled }}
 - attacher
 - attacher-leader-election
 {{- if $v.secrets.enabled }}
@@ -108,26 +119,26 @@ pvcFinalizer: {{ $n.pvcFinalizerMode | default (ternary "strip" "off" $topolvm) 
 {{- if and $central $v.resizer.enabled }}
 - resizer
 - resizer-leader-election
-{{- if and $v.resizer.volumeAttributesClasses (not $topolvm) }}
+{{- if $v.resizer.volumeAttributesClasses }}
 - resizer-volumeattributesclasses
 {{- end }}
-{{- if and $v.resizer.attachments (not $topolvm) }}
+{{- if $v.resizer.attachments }}
 - resizer-attachments
 {{- end }}
-{{- if or $v.resizer.pods $topolvm }}
+{{- if $v.resizer.pods }}
 - resizer-pods
 {{- end }}
-{{- if and $v.secrets.enabled (not $topolvm) }}
+{{- if $v.secrets.enabled }}
 - resizer-secrets
 {{- end }}
 {{- end }}
 {{- if and $central $v.snapshotter.enabled }}
 - snapshotter
 - snapshotter-leader-election
-{{- if and $v.snapshotter.groups (not $topolvm) }}
+{{- if $v.snapshotter.groups }}
 - snapshotter-groups
 {{- end }}
-{{- if and $v.secrets.enabled (not $topolvm) }}
+{{- if $v.secrets.enabled }}
 - snapshotter-secrets
 {{- end }}
 {{- end }}
@@ -142,12 +153,12 @@ pvcFinalizer: {{ $n.pvcFinalizerMode | default (ternary "strip" "off" $topolvm) 
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if and $central (include "storage-controller.hasNodecontroller" .) }}
+{{- if and $central $v.nodecontroller.enabled }}
 {{- $n := $v.nodecontroller }}
 {{- $modes := include "storage-controller.modes" . | fromYaml }}
 - nodecontroller
 - nodecontroller-leader-election
-{{- if or $n.resizeNudge $topolvm }}
+{{- if $n.resizeNudge }}
 - nodecontroller-resize-nudge
 {{- end }}
 {{- if ne $modes.nodeFinalizer "off" }}
