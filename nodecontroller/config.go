@@ -15,8 +15,6 @@ import (
 // Config holds the settings of the role. The tags are the names of the flags. A name that is empty after
 // [Config.Resolve] has no effect.
 type Config struct {
-	// Profile presets the settings for a known driver. Explicit settings take precedence.
-	Profile string `mapstructure:"profile"`
 	// DriverName is required if the process has no connection to the driver.
 	DriverName string `mapstructure:"driver-name"`
 	// Workers is the number of lost nodes, and separately of claims, that are processed concurrently.
@@ -32,12 +30,9 @@ type Config struct {
 
 	nodecleanup.Settings `mapstructure:",squash"`
 
-	PVCFinalizer          string                   `mapstructure:"pvc-finalizer"`
-	PVCFinalizerMode      pvcfinalizer.Mode        `mapstructure:"pvc-finalizer-mode"`
-	PVCObsoleteFinalizers []string                 `mapstructure:"pvc-obsolete-finalizers"` // removed from claims
-	PVCPodDeletion        pvcfinalizer.PodDeletion `mapstructure:"pvc-pod-deletion"`        // of deleted claims, with ModeEnforce
-	// PVCPodDeletionGrace is rounded up to seconds; -1: terminationGracePeriodSeconds of the pod.
-	PVCPodDeletionGrace time.Duration `mapstructure:"pvc-pod-deletion-grace"`
+	PVCFinalizer          string            `mapstructure:"pvc-finalizer"`
+	PVCFinalizerMode      pvcfinalizer.Mode `mapstructure:"pvc-finalizer-mode"`      // ModeEnforce is for TopoLVM only
+	PVCObsoleteFinalizers []string          `mapstructure:"pvc-obsolete-finalizers"` // removed from claims
 	// ResizeNudge updates the pods whose file system must grow.
 	ResizeNudge      bool   `mapstructure:"resize-nudge"`
 	ResizeAnnotation string `mapstructure:"resize-annotation"` // of these pods
@@ -68,10 +63,10 @@ type Config struct {
 // DefaultConfig returns the defaults. Names that are empty depend on the driver; see [Config.Resolve].
 func DefaultConfig() Config {
 	return Config{
-		Profile: ProfileNone, Workers: 4,
+		Workers: 4,
 		Timeout: 15 * time.Second, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
 		Settings:         nodecleanup.DefaultSettings(),
-		PVCFinalizerMode: pvcfinalizer.ModeOff, PVCPodDeletion: pvcfinalizer.PodsOrphaned, PVCPodDeletionGrace: -1, ResizeNudge: true,
+		PVCFinalizerMode: pvcfinalizer.ModeOff, ResizeNudge: true,
 		WebhookAddr: ":9443", WebhookCertMode: servingcert.Files, DefaultDeviceClass: "00default", ShutdownDelay: 5 * time.Second,
 	}
 }
@@ -86,8 +81,8 @@ func Empty() *Config {
 
 // HasWork reports whether any feature is enabled. Without one, "all" does not run the role.
 func (c Config) HasWork() bool {
-	return c.Profile != "" && c.Profile != ProfileNone || c.NodeCleanup != nodecleanup.ModeOff ||
-		c.NodeFinalizerMode != nodecleanup.FinalizerOff || c.PVCFinalizerMode != pvcfinalizer.ModeOff || c.ResizeNudge || c.EnableWebhooks
+	return c.NodeCleanup != nodecleanup.ModeOff || c.NodeFinalizerMode != nodecleanup.FinalizerOff ||
+		c.PVCFinalizerMode != pvcfinalizer.ModeOff || c.ResizeNudge || c.EnableWebhooks
 }
 
 // RetainedFields returns the fields that the informers must retain for c, which is resolved.

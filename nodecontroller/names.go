@@ -4,20 +4,26 @@
 package nodecontroller
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
+
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 // derived returns the settings that follow from the name of the driver, by the names of their flags. They
-// are lower-case DNS subdomains, which the name of a driver need not be.
-func derived(driver string) map[string]any {
+// are lower-case DNS subdomains, which the name of a driver need not be. For TopoLVM, they are the names and the behavior of
+// topolvm-controller. mode is that of finalizers of claims, if it was set.
+func derived(driver string, mode pvcfinalizer.Mode) map[string]any {
 	d := strings.ToLower(driver)
-	node, claim := Finalizers(driver)
-	return map[string]any{
-		"node-finalizer":             node,
-		"pvc-finalizer":              claim,
+	values := map[string]any{
+		"node-finalizer":             NodeFinalizer(driver),
+		"pvc-finalizer":              d + "/pvc",
 		"capacity-resource":          d + "/capacity",
 		"capacity-annotation-prefix": "capacity." + d + "/",
 		"device-class-parameter":     d + "/device-class",
@@ -25,17 +31,40 @@ func derived(driver string) map[string]any {
 		"leader-election-id":         LeaseName(driver),
 		"cert-dir":                   filepath.Join(os.TempDir(), "k8s-webhook-server", "serving-certs"),
 	}
+	if !topolvm.IsDriver(driver) {
+		return values
+	}
+	// The names for claims and pods did not change with the name of the driver.
+	obsolete := []string{"topolvm.io/pvc", "topolvm.cybozu.com/pvc"}
+	if mode == pvcfinalizer.ModeEnforce {
+		obsolete = obsolete[1:]
+	}
+	maps.Copy(values, map[string]any{
+		"pvc-finalizer":                  "topolvm.io/pvc",
+		"resize-annotation":              "topolvm.io/last-resizefs-requested-at",
+		"pvc-finalizer-mode":             pvcfinalizer.ModeStrip,
+		"pvc-obsolete-finalizers":        obsolete,
+		"topology-node-key":              "topology." + d + "/node",
+		"node-finalizer-mode":            nodecleanup.FinalizerRemove,
+		"node-finalizer-wait-for-others": false,
+		"node-cleanup":                   nodecleanup.ModeClaims,
+		"node-cleanup-scope":             nodecleanup.ScopeAll,
+		"node-cleanup-retain":            nodecleanup.RetainClaim,
+		"node-delete-grace":              time.Duration(0),
+	})
+	return values
 }
 
 var notInLease = regexp.MustCompile("[^a-z0-9-]")
 
-// LeaseName returns the default name of the Lease for driver.
+// LeaseName returns the default name of the Lease for driver. For TopoLVM it is the Lease of topolvm-controller, so that both
+// never work at the same time.
 func LeaseName(driver string) string {
+	if topolvm.IsDriver(driver) {
+		return "topolvm"
+	}
 	return "nodecontroller-leader-" + notInLease.ReplaceAllString(strings.ToLower(driver), "-")
 }
 
-// Finalizers returns the default finalizers of nodes and of claims for driver.
-func Finalizers(driver string) (node, claim string) {
-	d := strings.ToLower(driver)
-	return d + "/node", d + "/pvc"
-}
+// NodeFinalizer returns the default finalizer of nodes for driver.
+func NodeFinalizer(driver string) string { return strings.ToLower(driver) + "/node" }

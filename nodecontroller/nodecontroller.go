@@ -53,7 +53,6 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	c := &Controller{
 		pvcFinalizer: pvcfinalizer.New(pvcfinalizer.Config{
 			Settings: settings, Mode: cfg.PVCFinalizerMode, Finalizer: cfg.PVCFinalizer, Obsolete: cfg.PVCObsoleteFinalizers,
-			PodDeletion: cfg.PVCPodDeletion, PodDeletionGrace: cfg.PVCPodDeletionGrace,
 		}, claims),
 		resizeNudge: resizenudge.New(resizenudge.Config{
 			Settings: settings, Enabled: cfg.ResizeNudge, Driver: deps.Driver, Annotation: cfg.ResizeAnnotation,

@@ -14,16 +14,16 @@ import (
 	"github.com/go-viper/mapstructure/v2"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 // Origin is the source of a setting.
 type Origin string
 
-// The sources. A profile changes no setting with one of the last three.
+// The sources.
 const (
 	OriginDefault     Origin = "default"
 	OriginDerived     Origin = "derived" // from the name of the driver
-	OriginProfile     Origin = "profile"
 	OriginFlag        Origin = "flag"
 	OriginEnvironment Origin = "environment"
 	OriginFile        Origin = "file"
@@ -36,47 +36,24 @@ type Setting struct {
 	Origin Origin
 }
 
-// Driver returns the name of the driver as far as it is known without a connection to it: the
-// one that was set, or the one that the profile requires, or an empty text.
-func (c Config) Driver() string {
-	if c.DriverName != "" {
-		return c.DriverName
-	}
-	p, _ := c.profile() // Resolve and Validate report an unknown profile
-	return p.driver
-}
-
-// Resolve completes c for driver: settings that were not set get the presets of the profile, then the names
-// derived from the driver. An empty text counts as not set. It also returns all settings by name.
+// Resolve completes c for driver: settings that were not set get the values derived from the name of the driver. An empty text
+// counts as not set. It also returns all settings by name.
 func (c Config) Resolve(driver string) (Config, []Setting, error) {
-	p, err := c.profile()
 	switch {
-	case err != nil:
-		return c, nil, err
 	case driver == "":
-		return c, nil, errors.New("--driver-name: must be set if neither a connection to the driver nor a profile provides it")
+		return c, nil, errors.New("--driver-name: must be set without a connection to the driver")
 	case c.DriverName != "" && c.DriverName != driver:
 		return c, nil, fmt.Errorf("--driver-name: is %q, but the driver reports %q; remove the flag, or connect to the other driver",
 			c.DriverName, driver)
-	case p.driver != "" && p.driver != driver:
-		return c, nil, fmt.Errorf("--profile: %s requires the driver %q, but the driver is %q; choose another profile, or %s",
-			c.Profile, p.driver, driver, ProfileNone)
 	}
 	values, origins := c.values(), c.origins()
-	fill := func(origin Origin, presets map[string]any) {
-		for name, preset := range presets {
-			if _, set := origins[name]; !set || values[name] == "" {
-				values[name], origins[name] = preset, origin
-			}
+	for name, value := range derived(driver, c.PVCFinalizerMode) {
+		if _, set := origins[name]; !set || values[name] == "" {
+			values[name], origins[name] = value, OriginDerived
 		}
 	}
-	fill(OriginProfile, p.presets)
-	fill(OriginDerived, derived(driver))
 	if c.DriverName == "" {
 		values["driver-name"], origins["driver-name"] = driver, OriginDerived
-		if p.driver != "" {
-			origins["driver-name"] = OriginProfile
-		}
 	}
 	if c.SkipNodeFinalize && values["node-cleanup"] != nodecleanup.ModeOff {
 		values["node-cleanup"], origins["node-cleanup"] = nodecleanup.ModeOff, OriginDerived
@@ -84,13 +61,9 @@ func (c Config) Resolve(driver string) (Config, []Setting, error) {
 	return c.with(values), settings(values, origins), nil
 }
 
-// MayBePreset reports whether a profile or the name of the driver may replace the default of a setting.
-func MayBePreset(name string) bool {
-	presets := []map[string]any{derived("")}
-	for _, p := range profiles {
-		presets = append(presets, p.presets)
-	}
-	return name == "driver-name" || slices.ContainsFunc(presets, func(m map[string]any) bool { return m[name] != nil })
+// MayBeDerived reports whether the name of a driver may replace the default of a setting.
+func MayBeDerived(name string) bool {
+	return name == "driver-name" || derived(topolvm.Driver, "")[name] != nil
 }
 
 // values returns the settings of c by the names of their flags.
@@ -109,7 +82,7 @@ func (c Config) with(values map[string]any) Config {
 		err = decoder.Decode(values)
 	}
 	if err != nil {
-		panic(fmt.Sprintf("nodecontroller: %v", err)) // a preset has the wrong name or type; a test decodes all of them
+		panic(fmt.Sprintf("nodecontroller: %v", err)) // a derived value has the wrong name or type; a test decodes all of them
 	}
 	return c
 }

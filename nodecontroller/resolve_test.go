@@ -6,12 +6,12 @@ package nodecontroller
 import (
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
+	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 // resolved is the configuration that change makes of the defaults, for driver.
@@ -54,7 +54,7 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 	for name, want := range map[string]string{
 		"node-cleanup": "report", "node-cleanup-scope": "opt-in", "node-cleanup-retain": "skip",
 		"node-delete-grace": "5m0s", "node-finalizer-wait-for-others": "true", "node-finalizer-mode": "off", "pvc-finalizer-mode": "off",
-		"pvc-obsolete-finalizers": "", "pvc-pod-deletion": "orphaned", "default-device-class": "00default",
+		"pvc-obsolete-finalizers": "", "default-device-class": "00default",
 		"topology-node-key": "", "enable-webhooks": "false",
 		"node-missing-grace": "15m0s", "node-finalizer-timeout": "15m0s", "resize-nudge": "true",
 	} {
@@ -67,78 +67,78 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 	}
 }
 
-// TestProfiles holds the table of the profiles.
-func TestProfiles(t *testing.T) {
-	const current, classic, legacy = ProfileTopoLVM, ProfileTopoLVMClassic, ProfileTopoLVMLegacy
-	drivers := map[string]string{current: "topolvm.io", classic: "topolvm.io", legacy: "topolvm.cybozu.com"}
-	for name, want := range map[string]map[string]string{ // one value for all stands under ""; D is the driver
-		"driver-name":                    {"": "D"},
-		"node-finalizer":                 {"": "D/node"},
-		"node-finalizer-mode":            {"": "remove"},
-		"pvc-finalizer":                  {"": "topolvm.io/pvc"},
-		"pvc-finalizer-mode":             {"": "strip", classic: "enforce"},
-		"pvc-obsolete-finalizers":        {"": "topolvm.io/pvc, topolvm.cybozu.com/pvc", classic: "topolvm.cybozu.com/pvc"},
-		"pvc-pod-deletion":               {"": "none", classic: "all"},
-		"capacity-resource":              {"": "D/capacity"},
-		"capacity-annotation-prefix":     {"": "capacity.D/"},
-		"device-class-parameter":         {"": "D/device-class"},
-		"default-device-class":           {"": "00default"},
-		"resize-annotation":              {"": "topolvm.io/last-resizefs-requested-at"},
-		"topology-node-key":              {"": "topology.D/node"},
-		"node-cleanup":                   {"": "claims"},
-		"node-cleanup-scope":             {"": "all"},
-		"node-cleanup-retain":            {"": "claim"},
-		"node-delete-grace":              {"": "0s"},
-		"node-finalizer-wait-for-others": {"": "false"},
-		"leader-election-id":             {"": "topolvm"},
+// TestTopolvmFollowsFromTheDriver: the names and the behavior of topolvm-controller, for both names of the driver.
+func TestTopolvmFollowsFromTheDriver(t *testing.T) {
+	enforce := func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeEnforce }
+	for name, want := range map[string]string{ // D is the driver
+		"driver-name":                    "D",
+		"node-finalizer":                 "D/node",
+		"node-finalizer-mode":            "remove",
+		"pvc-finalizer":                  "topolvm.io/pvc",
+		"pvc-finalizer-mode":             "strip",
+		"pvc-obsolete-finalizers":        "topolvm.io/pvc, topolvm.cybozu.com/pvc",
+		"capacity-resource":              "D/capacity",
+		"capacity-annotation-prefix":     "capacity.D/",
+		"device-class-parameter":         "D/device-class",
+		"resize-annotation":              "topolvm.io/last-resizefs-requested-at",
+		"topology-node-key":              "topology.D/node",
+		"node-cleanup":                   "claims",
+		"node-cleanup-scope":             "all",
+		"node-cleanup-retain":            "claim",
+		"node-delete-grace":              "0s",
+		"node-finalizer-wait-for-others": "false",
+		"leader-election-id":             "topolvm",
 	} {
-		for profile, driver := range drivers {
-			_, have := resolved(t, driver, func(c *Config) { c.Profile = profile })
-			value, own := want[profile]
-			if !own {
-				value = want[""]
+		for _, driver := range []string{topolvm.Driver, topolvm.LegacyDriver} {
+			value := strings.ReplaceAll(want, "D", driver)
+			_, have := resolved(t, driver, nil)
+			if got := have[name]; got.Value != value || got.Origin != OriginDerived {
+				t.Errorf("%s of %s: got %q (%s), want %q", name, driver, got.Value, got.Origin, value)
 			}
-			value = strings.ReplaceAll(value, "D", driver)
-			if got := have[name]; got.Value != value || got.Origin != OriginProfile {
-				t.Errorf("%s of %s: got %q (%s), want %q", name, profile, got.Value, got.Origin, value)
+			switch name {
+			case "pvc-finalizer-mode":
+				continue
+			case "pvc-obsolete-finalizers":
+				value = "topolvm.cybozu.com/pvc"
+			}
+			_, have = resolved(t, driver, enforce)
+			if got := have[name]; got.Value != value || got.Origin != OriginDerived {
+				t.Errorf("%s of %s with enforce: got %q (%s), want %q", name, driver, got.Value, got.Origin, value)
 			}
 		}
 	}
-	c, _ := resolved(t, "topolvm.io", func(c *Config) { c.Profile = classic })
-	if c.PVCPodDeletionGrace != time.Second {
-		t.Errorf("pods of the classic profile get %v", c.PVCPodDeletionGrace)
+	if _, have := resolved(t, "TopoLVM.io", nil); have["leader-election-id"].Value != "topolvm" {
+		t.Errorf("another spelling: %+v", have["leader-election-id"])
+	}
+	if _, have := resolved(t, "topolvm.example.com", nil); have["node-cleanup"].Value != "report" {
+		t.Errorf("a driver with a similar name: %+v", have["node-cleanup"])
 	}
 }
 
-func TestPresetsFitTheirSettings(t *testing.T) {
-	check := func(source string, presets map[string]any) {
-		for name, value := range presets {
+func TestDerivedValuesFitTheirSettings(t *testing.T) {
+	for _, driver := range []string{"d", topolvm.Driver} {
+		for name, value := range derived(driver, "") {
 			c := DefaultConfig().with(map[string]any{name: value}) // panics if the setting does not exist
 			if got := c.values()[name]; !reflect.DeepEqual(got, value) {
-				t.Errorf("%s presets %s with %T %v, it becomes %T %v", source, name, value, value, got, got)
+				t.Errorf("%s: %s is derived as %T %v, it becomes %T %v", driver, name, value, value, got, got)
 			}
-			if !MayBePreset(name) {
-				t.Errorf("%s may not be preset", name)
+			if !MayBeDerived(name) {
+				t.Errorf("%s may not be derived", name)
 			}
 		}
 	}
-	for name, p := range profiles {
-		check(name, p.presets)
-	}
-	check("the driver", derived("d"))
-	if MayBePreset("node-missing-grace") {
-		t.Error("a setting that nothing presets")
+	if MayBeDerived("node-missing-grace") {
+		t.Error("a setting that nothing derives")
 	}
 }
 
 func TestExplicitSettingsWin(t *testing.T) {
-	plain, _ := resolved(t, "topolvm.io", func(c *Config) { c.Profile = ProfileTopoLVM })
-	c, have := resolved(t, "topolvm.io", func(c *Config) { c.Profile, c.NodeFinalizer = ProfileTopoLVM, "x.y/z" })
+	plain, _ := resolved(t, topolvm.Driver, nil)
+	c, have := resolved(t, topolvm.Driver, func(c *Config) { c.NodeFinalizer = "x.y/z" })
 	if plain.NodeFinalizer = "x.y/z"; !reflect.DeepEqual(c, plain) || have["node-finalizer"].Origin != OriginFlag {
 		t.Errorf("got %+v, want %+v", c, plain)
 	}
-	c, have = resolved(t, "topolvm.io", func(c *Config) {
-		c.Profile, c.PVCFinalizer = ProfileTopoLVM, ""
+	c, have = resolved(t, topolvm.Driver, func(c *Config) {
 		c.Explicit = map[string]Origin{"node-cleanup": OriginFile, "pvc-obsolete-finalizers": OriginEnvironment,
 			"pvc-finalizer": OriginFlag}
 	})
@@ -157,52 +157,23 @@ func TestExplicitSettingsWin(t *testing.T) {
 }
 
 func TestSkippingTheFinalizerTurnsTheCleanupOff(t *testing.T) {
-	for _, profile := range []string{ProfileNone, ProfileTopoLVM} {
-		c, have := resolved(t, "topolvm.io", func(c *Config) { c.Profile, c.SkipNodeFinalize = profile, true })
+	for _, driver := range []string{"local.example.com", topolvm.Driver} {
+		c, have := resolved(t, driver, func(c *Config) { c.SkipNodeFinalize = true })
 		if c.NodeCleanup != nodecleanup.ModeOff || have["node-cleanup"].Origin != OriginDerived || len(c.DeletingFlags()) > 0 {
-			t.Errorf("%s: %s (%s), deletes by %v", profile, c.NodeCleanup, have["node-cleanup"].Origin, c.DeletingFlags())
+			t.Errorf("%s: %s (%s), deletes by %v", driver, c.NodeCleanup, have["node-cleanup"].Origin, c.DeletingFlags())
 		}
 	}
 }
 
 func TestWhatResolveRefuses(t *testing.T) {
-	tests := map[string]struct {
-		profile, name, driver string
-		want                  []string
-	}{
-		"unknown profile":            {"zfs", "", "d", append([]string{"--profile", `"zfs"`}, ProfileNames()...)},
-		"driver of another profile":  {ProfileTopoLVMLegacy, "", "topolvm.io", []string{`"topolvm.cybozu.com"`, `"topolvm.io"`}},
-		"driver of another spelling": {ProfileTopoLVM, "", "TopoLVM.io", []string{`"topolvm.io"`, `"TopoLVM.io"`}},
-		"another driver than was set": {"", "b.example.com", "a.example.com",
-			[]string{"--driver-name", `"b.example.com"`, `"a.example.com"`}},
-		"unknown driver": {"", "", "", []string{"--driver-name"}},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			c := DefaultConfig()
-			c.Profile, c.DriverName = tt.profile, tt.name
-			_, _, err := c.Resolve(tt.driver)
-			for _, want := range tt.want {
-				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("got %v, want an error with %s", err, want)
-				}
-			}
-		})
-	}
-}
-
-func TestDriverWithoutAskingIt(t *testing.T) {
-	for want, c := range map[string]Config{
-		"":                   {},
-		"a.example.com":      {Profile: ProfileTopoLVM, DriverName: "a.example.com"},
-		"topolvm.cybozu.com": {Profile: ProfileTopoLVMLegacy},
+	for driver, want := range map[string]string{
+		"a.example.com": `--driver-name: is "b.example.com", but the driver reports "a.example.com"`,
+		"":              "--driver-name: must be set",
 	} {
-		if got := c.Driver(); got != want {
-			t.Errorf("got %q, want %q", got, want)
+		_, _, err := Config{DriverName: "b.example.com"}.Resolve(driver)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want an error with %s", driver, err, want)
 		}
-	}
-	if !slices.Equal(ProfileNames(), []string{"none", "topolvm", "topolvm-classic", "topolvm-legacy"}) {
-		t.Errorf("profiles %v", ProfileNames())
 	}
 }
 

@@ -15,12 +15,12 @@ import (
 
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/nodecontroller/servingcert"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 // Validate returns all errors in c. Names that are still empty are not checked.
 func (c Config) Validate() error {
-	_, profile := c.profile()
-	return errors.Join(profile, c.validateNames(), c.validateModes(), c.validateNumbers(), c.validateWebhooks())
+	return errors.Join(c.validateNames(), c.validateModes(), c.validateNumbers(), c.validateWebhooks())
 }
 
 // validateNames checks names that become part of objects, before the API server refuses a write.
@@ -61,9 +61,11 @@ func (c Config) validateModes() error {
 	errs := []error{
 		c.Settings.Validate(),
 		oneOf("--pvc-finalizer-mode", c.PVCFinalizerMode, pvcfinalizer.ModeOff, pvcfinalizer.ModeStrip, pvcfinalizer.ModeEnforce),
-		oneOf("--pvc-pod-deletion", c.PVCPodDeletion, pvcfinalizer.PodsNone, pvcfinalizer.PodsPending, pvcfinalizer.PodsOrphaned,
-			pvcfinalizer.PodsAll),
 		oneOf("--webhook-cert-mode", c.WebhookCertMode, servingcert.Files, servingcert.Secret, servingcert.SelfSigned),
+	}
+	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.DriverName != "" && !topolvm.IsDriver(c.DriverName) {
+		errs = append(errs, fmt.Errorf("--pvc-finalizer-mode=%s: is for TopoLVM only, but the driver is %q. Set strip or off",
+			pvcfinalizer.ModeEnforce, c.DriverName))
 	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.PVCFinalizer != "" && slices.Contains(c.PVCObsoleteFinalizers, c.PVCFinalizer) {
 		errs = append(errs, fmt.Errorf("--pvc-obsolete-finalizers: must not contain %s, which --pvc-finalizer-mode=%s keeps",
@@ -85,8 +87,6 @@ func (c Config) validateNumbers() error {
 		check(d > 0, "--%s: must be positive, got %v", flag, d)
 	}
 	check(c.ShutdownDelay >= 0, "--shutdown-delay: must not be negative, got %v", c.ShutdownDelay)
-	check(c.PVCPodDeletionGrace >= 0 || c.PVCPodDeletionGrace == -1,
-		"--pvc-pod-deletion-grace: must not be negative, except -1 for the grace period of the pod, got %v", c.PVCPodDeletionGrace)
 	check(c.Workers > 0, "--nodecontroller-workers: must be positive, got %d", c.Workers)
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
@@ -122,8 +122,8 @@ func (c Config) DeletingFlags() []string {
 	if c.Deletes() {
 		flags = append(flags, fmt.Sprintf("--node-cleanup=%s", c.NodeCleanup))
 	}
-	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.PVCPodDeletion != pvcfinalizer.PodsNone {
-		flags = append(flags, fmt.Sprintf("--pvc-finalizer-mode=%s with --pvc-pod-deletion=%s", c.PVCFinalizerMode, c.PVCPodDeletion))
+	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
+		flags = append(flags, fmt.Sprintf("--pvc-finalizer-mode=%s", c.PVCFinalizerMode))
 	}
 	return flags
 }

@@ -7,11 +7,11 @@ import (
 	"math"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/nodecontroller/servingcert"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 // TestValidate changes one setting of a valid configuration.
@@ -61,18 +61,15 @@ func TestValidate(t *testing.T) {
 			"--node-cleanup-retain: must be one of skip, claim"},
 		"mode of claims": {func(c *Config) { c.PVCFinalizerMode = "x" },
 			"--pvc-finalizer-mode: must be one of off, strip, enforce"},
-		"policy for pods": {func(c *Config) { c.PVCPodDeletion = "x" },
-			"--pvc-pod-deletion: must be one of none, pending, orphaned, all"},
+		"enforce for another driver": {func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeEnforce },
+			`--pvc-finalizer-mode=enforce: is for TopoLVM only, but the driver is "local.example.com"`},
+		"enforce for TopoLVM": {func(c *Config) { c.PVCFinalizerMode, c.DriverName = pvcfinalizer.ModeEnforce, topolvm.LegacyDriver }, ""},
 		"source of certificates": {func(c *Config) { c.WebhookCertMode = "x" },
 			"--webhook-cert-mode: must be one of files, secret, self-signed"},
-		"profile":                   {func(c *Config) { c.Profile = "x" }, "--profile: unknown profile"},
-		"no deadline":               {func(c *Config) { c.Timeout = 0 }, "--timeout"},
-		"no delay":                  {func(c *Config) { c.RetryIntervalStart = 0 }, "--retry-interval-start"},
-		"negative grace":            {func(c *Config) { c.NodeDeleteGrace = -1 }, "--node-delete-grace: must not be negative"},
-		"negative release grace":    {func(c *Config) { c.PVReleaseGrace = -1 }, "--pv-release-grace: must not be negative"},
-		"pods have their own grace": {func(c *Config) { c.PVCPodDeletionGrace = -1 }, ""},
-		"pods have a grace that is negative": {func(c *Config) { c.PVCPodDeletionGrace = -5 * time.Second },
-			"--pvc-pod-deletion-grace: must not be negative, except -1 for the grace period of the pod, got -5s"},
+		"no deadline":            {func(c *Config) { c.Timeout = 0 }, "--timeout"},
+		"no delay":               {func(c *Config) { c.RetryIntervalStart = 0 }, "--retry-interval-start"},
+		"negative grace":         {func(c *Config) { c.NodeDeleteGrace = -1 }, "--node-delete-grace: must not be negative"},
+		"negative release grace": {func(c *Config) { c.PVReleaseGrace = -1 }, "--pv-release-grace: must not be negative"},
 		"short grace of missing nodes": {func(c *Config) { c.NodeMissingGrace = c.MinMissingGrace - 1 },
 			"--node-missing-grace: must be at least 1m0s"},
 		"shortest grace of missing nodes": {func(c *Config) { c.NodeMissingGrace = c.MinMissingGrace }, ""},
@@ -139,12 +136,7 @@ func TestDeletes(t *testing.T) {
 		"nothing by default": {nil, ""},
 		"claims":             {func(c *Config) { c.NodeCleanup = nodecleanup.ModeClaims }, "--node-cleanup=claims"},
 		"volumes":            {func(c *Config) { c.NodeCleanup = nodecleanup.ModeVolumes }, "--node-cleanup=volumes"},
-		"pods of claims": {func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeEnforce },
-			"--pvc-finalizer-mode=enforce with --pvc-pod-deletion=orphaned"},
-		"a finalizer without pods": {func(c *Config) {
-			c.PVCFinalizerMode, c.PVCPodDeletion = pvcfinalizer.ModeEnforce, pvcfinalizer.PodsNone
-		}, ""},
-		"stripping": {func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeStrip }, ""},
+		"stripping":          {func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeStrip }, ""},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -153,5 +145,9 @@ func TestDeletes(t *testing.T) {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})
+	}
+	c, _ := resolved(t, topolvm.Driver, func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeEnforce })
+	if got := strings.Join(c.DeletingFlags(), " "); got != "--node-cleanup=claims --pvc-finalizer-mode=enforce" {
+		t.Errorf("TopoLVM: got %q", got)
 	}
 }

@@ -17,6 +17,11 @@ const (
 	LegacyDriver = "topolvm.cybozu.com"
 )
 
+// IsDriver reports whether name is one of the names of the driver, in any spelling: names that are derived from it are lower-case.
+func IsDriver(name string) bool {
+	return strings.EqualFold(name, Driver) || strings.EqualFold(name, LegacyDriver)
+}
+
 // DriverName returns the name of the driver for a value of the environment variable USE_LEGACY. As in topolvm-controller, any value
 // selects the legacy name, also "false".
 func DriverName(useLegacy string) string {

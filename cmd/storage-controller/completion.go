@@ -7,7 +7,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/storage-controller/storage-controller/internal/app"
-	"github.com/storage-controller/storage-controller/nodecontroller"
 )
 
 // completeWords sets the shell completion of flags with a few possible values. File names are completed only
@@ -20,7 +19,6 @@ func completeWords(cmd *cobra.Command) {
 		"output":         {outputText, outputJSON},
 		"logging-format": {outputText, outputJSON},
 		"controllers":    app.All.Names(),
-		"profile":        nodecontroller.ProfileNames(),
 	} {
 		if cmd.Flags().Lookup(name) != nil {
 			// it fails only for an unknown flag

@@ -35,7 +35,7 @@ var readNames = []string{
 }
 
 // driverNames are the functions that make names out of that of the driver.
-var driverNames = []string{"CleanupAnnotation", "derived", "topolvm", "Finalizers", "Finalizer", "finalizer",
+var driverNames = []string{"CleanupAnnotation", "derived", "NodeFinalizer", "Finalizer", "finalizer",
 	"pendingDeletion", "resizeRequested"}
 
 // otherNames have the form of annotation names but are something else, by their meaning.

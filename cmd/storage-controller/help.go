@@ -44,7 +44,7 @@ started again with back-off; the others work. /readyz?verbose and /statusz show 
 role that --controllers names ends the process instead.
 
 A flag of roles sets all roles that have it. With the name of a role as prefix it sets
-that role only: --attacher-timeout, --nodecontroller-profile. The list below contains the
+that role only: --attacher-timeout, --resizer-workers. The list below contains the
 prefixed flags of options that several roles have; the others exist, too.
 
 After SIGTERM, running calls are completed, the PersistentVolumes of created volumes are
@@ -99,11 +99,10 @@ refreshed when a volume is created or deleted; here it is only polled.`,
   storage-controller capacity --capacity-poll-interval=5m --capacity-threads=10 --kube-api-capacity-qps=0
   storage-controller capacity --node-deployment --capacity-ownerref-level=0`},
 	"nodecontroller": {`Clean up PVCs and PVs of deleted nodes, and help PVCs and pods of node-local volumes.
-Replaces the Kubernetes controllers of topolvm-controller, for any driver.
+For TopoLVM, run the command topolvm instead.
 
 By default it only reports: --node-cleanup=claims or volumes deletes, and requires
---leader-election. --profile sets the defaults for a known driver, and --print-config
-prints the origin of each setting.`, ""},
+--leader-election. --print-config prints the origin of each setting.`, ""},
 	"nodecontroller remove-finalizers": {`Print the nodes with the finalizer of the nodecontroller; with --yes, remove it. Do this
 when you uninstall the nodecontroller: afterwards nothing else removes the finalizer, and
 a Node with it cannot be deleted. First stop the nodecontroller, or set

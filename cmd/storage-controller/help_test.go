@@ -154,7 +154,6 @@ func TestCompletion(t *testing.T) {
 		"text\njson\n:4": {"doctor", "-o", ""},
 		"json\n:4":       {"attach", "--logging-format", "j"},
 		"provisioner\n":  {"all", "--controllers", ""},
-		"topolvm\n":      {"nodecontroller", "--profile", ""},
 		":0\n":           {"migrate", "-f", ""}, // 0: the names of files
 	} {
 		code, stdout, _ := output(t, append([]string{"storage-controller", "__complete"}, words...)...)

@@ -22,13 +22,11 @@ import (
 // newNodecontrollerCommand returns the command that runs the role, with the commands that do one of its tasks once.
 func newNodecontrollerCommand(name string) *cobra.Command {
 	cmd := newRoleCommand("nodecontroller", name,
-		"Clean up PVCs and PVs of deleted nodes (replaces the Kubernetes controllers of topolvm-controller)", app.Nodecontroller)
+		"Clean up PVCs and PVs of deleted nodes", app.Nodecontroller)
 	cmd.Example = `  # Report deleted nodes, without a connection to the driver; change nothing:
   storage-controller nodecontroller --driver-name=local.example.com
   # Delete the PVCs of such nodes whose StorageClass or PVC has the annotation local.example.com/node-cleanup: enabled
-  storage-controller nodecontroller --driver-name=local.example.com --node-cleanup=claims
-  # Replace the Kubernetes controllers of topolvm-controller:
-  storage-controller nodecontroller --profile=topolvm`
+  storage-controller nodecontroller --driver-name=local.example.com --node-cleanup=claims`
 	cmd.AddCommand(newApproveCommand(), newCleanupCommand(), newRemoveFinalizersCommand())
 	return cmd
 }

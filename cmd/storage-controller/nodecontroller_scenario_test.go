@@ -14,9 +14,9 @@ import (
 )
 
 // printed is what --print-config says: of each setting its value and its origin.
-func printed(t *testing.T, args ...string) map[string][2]string {
+func printed(t *testing.T, command string, args ...string) map[string][2]string {
 	t.Helper()
-	code, stdout, stderr := output(t, append([]string{"storage-controller", "nodecontroller", "--print-config"}, args...)...)
+	code, stdout, stderr := output(t, append([]string{"storage-controller", command, "--print-config"}, args...)...)
 	if code != 0 {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
@@ -40,7 +40,7 @@ func compare(t *testing.T, have, want map[string][2]string) {
 func TestNodecontrollerScenarioStart(t *testing.T) {
 	t.Setenv("KUBECONFIG", "")
 	t.Run("001_names_follow_from_the_driver", func(t *testing.T) {
-		compare(t, printed(t, "--driver-name=Local.Example.COM"), map[string][2]string{
+		compare(t, printed(t, "nodecontroller", "--driver-name=Local.Example.COM"), map[string][2]string{
 			"driver-name":                {"Local.Example.COM", "flag"},
 			"node-finalizer":             {"local.example.com/node", "derived"},
 			"capacity-annotation-prefix": {"capacity.local.example.com/", "derived"},
@@ -48,23 +48,23 @@ func TestNodecontrollerScenarioStart(t *testing.T) {
 			"node-cleanup":               {"report", "default"},
 		})
 	})
-	t.Run("002_profile_of_TopoLVM", func(t *testing.T) {
-		compare(t, printed(t, "--profile=topolvm"), namesOf("topolvm.io"))
+	t.Run("002_TopoLVM", func(t *testing.T) {
+		compare(t, printed(t, "topolvm"), namesOf("topolvm.io"))
 	})
-	t.Run("003_profile_of_the_first_name", func(t *testing.T) {
+	t.Run("003_TopoLVM_under_its_first_name", func(t *testing.T) {
 		want := namesOf("topolvm.cybozu.com")
-		want["pvc-finalizer"], want["resize-annotation"] = [2]string{"topolvm.io/pvc",
-			"profile"}, [2]string{"topolvm.io/last-resizefs-requested-at", "profile"}
-		compare(t, printed(t, "--profile=topolvm-legacy"), want)
+		compare(t, printed(t, "topolvm", "--use-legacy"), want)
+		t.Setenv("USE_LEGACY", "false")
+		compare(t, printed(t, "topolvm"), want)
 	})
-	t.Run("004_a_flag_wins_over_the_profile", func(t *testing.T) {
-		want := printed(t, "--profile=topolvm")
+	t.Run("004_a_flag_wins_over_the_name_of_the_driver", func(t *testing.T) {
+		want := printed(t, "topolvm")
 		want["node-finalizer"] = [2]string{"x.y/z", "flag"}
-		compare(t, printed(t, "--profile=topolvm", "--node-finalizer=x.y/z"), want)
+		compare(t, printed(t, "topolvm", "--node-finalizer=x.y/z"), want)
 	})
 	t.Run("005_all_that_is_wrong_at_once", func(t *testing.T) {
 		for _, more := range [][]string{{"--driver-name=a.example.com"}, {"--driver-name=a.example.com", "--print-config"},
-			{"--profile=topolvm"}, nil} {
+			nil} {
 			code, _, stderr := output(t,
 				append([]string{"storage-controller", "nodecontroller", "--capacity-resource=cpu", "--default-device-class=a/b"},
 					more...)...)
@@ -87,16 +87,16 @@ func TestNodecontrollerScenarioStart(t *testing.T) {
 	})
 }
 
-// namesOf is what the profiles of TopoLVM make of its two names.
+// namesOf is what follows from a name of TopoLVM.
 func namesOf(driver string) map[string][2]string {
 	names := map[string][2]string{}
 	for name, value := range map[string]string{
-		"driver-name": "D", "node-finalizer": "D/node", "pvc-finalizer": "D/pvc", "capacity-resource": "D/capacity",
-		"capacity-annotation-prefix": "capacity.D/", "default-device-class": "00default", "device-class-parameter": "D/device-class",
-		"resize-annotation": "D/last-resizefs-requested-at", "topology-node-key": "topology.D/node",
+		"driver-name": "D", "node-finalizer": "D/node", "pvc-finalizer": "topolvm.io/pvc", "capacity-resource": "D/capacity",
+		"capacity-annotation-prefix": "capacity.D/", "device-class-parameter": "D/device-class",
+		"resize-annotation": "topolvm.io/last-resizefs-requested-at", "topology-node-key": "topology.D/node",
 		"leader-election-id": "topolvm",
 	} {
-		names[name] = [2]string{strings.ReplaceAll(value, "D", driver), "profile"}
+		names[name] = [2]string{strings.ReplaceAll(value, "D", driver), "derived"}
 	}
 	return names
 }

@@ -96,6 +96,18 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 			t.Errorf("%d %q %q, approved %q", code, stdout, stderr, approved())
 		}
 	})
+	t.Run("TopoLVM", func(t *testing.T) {
+		run := func(args ...string) (int, string, string) {
+			return output(t, append([]string{"storage-controller", "nodecontroller"}, append(args, "--driver-name=topolvm.io",
+				"--kubeconfig="+cp.Kubeconfig())...)...)
+		}
+		if code, stdout, stderr := run("remove-finalizers"); code != 0 || !strings.Contains(stdout, "topolvm.io/node") {
+			t.Errorf("%d %q %q", code, stdout, stderr)
+		}
+		if code, _, stderr := run("approve", "n1"); code != exitFailure || !strings.Contains(stderr, "lost-nodes.topolvm.io") {
+			t.Errorf("%d %q", code, stderr)
+		}
+	})
 	t.Run("055_no_API_server", func(t *testing.T) {
 		path := kubetest.WriteKubeconfig(t, &rest.Config{Host: "http://127.0.0.1:1"})
 		code, _, stderr := output(t, "storage-controller", "nodecontroller", "approve", "n", "--yes", "--driver-name="+driver,

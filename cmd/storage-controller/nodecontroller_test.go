@@ -6,11 +6,16 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
+	"k8s.io/client-go/rest"
+
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 func TestOriginsOfSettings(t *testing.T) {
@@ -19,28 +24,24 @@ func TestOriginsOfSettings(t *testing.T) {
 kind: StorageControllerConfiguration
 timeout: 7s
 nodecontroller:
-  profile: topolvm
   node-cleanup: report
-  pvc-pod-deletion-grace: -1
   pvc-obsolete-finalizers: [a.b/c, d.e/f]
 `
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv(settings.EnvPrefix+"NODE_CLEANUP_SCOPE", "opt-in")
-	compare(t, printed(t, "--config="+file, "--node-cleanup-retain=skip", "--node-missing-grace", "20m", "--pvc-finalizer="),
+	compare(t, printed(t, "topolvm", "--config="+file, "--node-cleanup-retain=skip", "--node-missing-grace", "20m", "--pvc-finalizer="),
 		map[string][2]string{
-			"profile":                 {"topolvm", "file"},
 			"timeout":                 {"7s", "file"},
 			"node-cleanup":            {"report", "file"},
-			"pvc-pod-deletion-grace":  {"-1ns", "file"},
 			"pvc-obsolete-finalizers": {"a.b/c, d.e/f", "file"},
 			"node-cleanup-scope":      {"opt-in", "environment"},
 			"node-cleanup-retain":     {"skip", "flag"},
 			"node-missing-grace":      {"20m0s", "flag"},
-			"pvc-finalizer":           {"topolvm.io/pvc", "profile"}, // a name that was set to nothing was not set
+			"pvc-finalizer":           {"topolvm.io/pvc", "derived"}, // a name that was set to nothing was not set
 			"webhook-cert-mode":       {"files", "default"},
-			"driver-name":             {"topolvm.io", "profile"},
+			"driver-name":             {"topolvm.io", "derived"},
 		})
 }
 
@@ -50,15 +51,17 @@ func TestRefusals(t *testing.T) {
 		code int
 		want []string
 	}{
-		"unknown profile": {[]string{"nodecontroller", "--profile=zfs"}, 2,
-			[]string{`"zfs"`, "none, topolvm, topolvm-classic, topolvm-legacy"}},
-		"unknown profile in all": {[]string{"all", "--profile=zfs"}, 2, []string{`"zfs"`, "topolvm-classic"}},
-		"driver of another profile": {[]string{"nodecontroller", "--profile=topolvm", "--driver-name=a.example.com"}, 2,
-			[]string{`"topolvm.io"`, `"a.example.com"`}},
+		"a removed profile": {[]string{"nodecontroller", "--profile=topolvm"}, 2,
+			[]string{"flag --profile was removed: run the command topolvm in place of topolvm-controller"}},
+		"a removed policy": {[]string{"topolvm", "--pvc-pod-deletion=none"}, 2, []string{"flag --pvc-pod-deletion was removed"}},
+		"a driver of another process": {[]string{"topolvm", "--driver-name=a.example.com"}, 2,
+			[]string{`--driver-name: is "a.example.com", but this command serves the driver "topolvm.io"`}},
+		"a mode of TopoLVM": {[]string{"nodecontroller", "--driver-name=a.example.com", "--pvc-finalizer-mode=enforce"}, 2,
+			[]string{`--pvc-finalizer-mode=enforce: is for TopoLVM only, but the driver is "a.example.com"`}},
 		"deleting without leader election": {[]string{"nodecontroller", "--driver-name=a.b", "--leader-election=false",
 			"--node-cleanup=claims"}, 2, []string{"--leader-election: must be set with --node-cleanup=claims"}},
-		"a profile that deletes": {[]string{"all", "--profile=topolvm-classic"}, 2,
-			[]string{"--leader-election", "--node-cleanup=claims and --pvc-finalizer-mode=enforce with --pvc-pod-deletion=all"}},
+		"a driver whose name deletes": {[]string{"topolvm", "--leader-election=false", "--pvc-finalizer-mode=enforce"}, 2,
+			[]string{"--leader-election: must be set with --node-cleanup=claims and --pvc-finalizer-mode=enforce"}},
 		"a flag of the driver": {[]string{"nodecontroller", "--minimum-allocation-ext4=1Mi"}, 2,
 			[]string{"unknown flag", "a flag of the driver"}},
 		"a flag of the driver with one dash": {[]string{"nodecontroller", "-zap-log-level=5"}, 2,
@@ -75,8 +78,6 @@ func TestRefusals(t *testing.T) {
 		"metrics that are secure and off": {[]string{"nodecontroller", "--secure-metrics-server", "--metrics-bind-address=0"}, 2,
 			[]string{"--secure-metrics-server: requires an address"}},
 		"socket of another network": {[]string{"nodecontroller", "--csi-socket=tcp://x"}, 2, []string{"--csi-address", "tcp://x"}},
-		"grace that is none": {[]string{"nodecontroller", "--pvc-pod-deletion-grace=-2"}, 2,
-			[]string{"--pvc-pod-deletion-grace"}},
 		"the name of the driver is unknown": {[]string{"nodecontroller", "--print-config", "--csi-socket=/does/not/exist",
 			"--timeout=10ms"}, 1, []string{"--driver-name"}},
 		"secure metrics without a cluster": {[]string{"nodecontroller", "--driver-name=a.b", "--secure-metrics-server",
@@ -97,5 +98,31 @@ func TestRefusals(t *testing.T) {
 
 func TestNameFromTheDriver(t *testing.T) {
 	plugin := csitest.Run(t, csitest.Config{Name: "c.example.com"})
-	compare(t, printed(t, "--csi-socket="+plugin.Address()), map[string][2]string{"node-finalizer": {"c.example.com/node", "derived"}})
+	compare(t, printed(t, "nodecontroller", "--csi-socket="+plugin.Address()),
+		map[string][2]string{"node-finalizer": {"c.example.com/node", "derived"}})
+}
+
+// TestNodecontrollerOfTopolvm: the role runs for TopoLVM only in the process that serves the driver, however its name is known.
+func TestNodecontrollerOfTopolvm(t *testing.T) {
+	nobody := "--kubeconfig=" + kubetest.WriteKubeconfig(t, &rest.Config{Host: "http://127.0.0.1:1"})
+	t.Setenv("POD_NAMESPACE", "default")
+	for _, driver := range []string{topolvm.Driver, topolvm.LegacyDriver} {
+		plugin := csitest.Run(t, csitest.Config{Name: driver})
+		for name, argv := range map[string][]string{
+			"by a flag":           {"nodecontroller", "--driver-name=" + driver},
+			"by the driver":       {"nodecontroller", "--csi-socket=" + plugin.Address()},
+			"named in all":        {"all", "--driver-name=" + driver, "--controllers=nodecontroller", "--leader-election"},
+			"by all's driver":     {"all", "--csi-address=" + plugin.Address(), "--controllers=nodecontroller"},
+			"that deletes none":   {"nodecontroller", "--driver-name=" + driver, "--node-cleanup=off"},
+			"without a finalizer": {"nodecontroller", "--driver-name=" + driver, "--skip-node-finalize"},
+		} {
+			code, _, stderr := output(t, append([]string{"storage-controller"}, append(argv, nobody)...)...)
+			for _, want := range []string{"nodecontroller: ", strconv.Quote(driver), "one Lease", "LogicalVolumes",
+				"Run the command topolvm in place of topolvm-controller"} {
+				if code != exitUsage || !strings.Contains(stderr, want) {
+					t.Errorf("%s %s: exit code %d; %q is missing in %s", driver, name, code, want, stderr)
+				}
+			}
+		}
+	}
 }

@@ -21,7 +21,10 @@ import (
 // build creates the controllers of the chosen roles and starts the watches. What it starts lasts as long as
 // services; ctx cancels its requests.
 func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *terms, err error) {
-	chosen, others := p.choose(p.driver)
+	chosen, others, err := p.choose(p.driver, true)
+	if err != nil {
+		return nil, err
+	}
 	for _, s := range others {
 		klog.FromContext(ctx).Info("Role disabled", "role", s.role, "reason", s.reason.Error())
 	}

@@ -118,7 +118,10 @@ func TestCapacityIsAskedFor(t *testing.T) {
 			if err != nil {
 				return
 			}
-			chosen, others := c.choose(tt.driver)
+			chosen, others, err := c.choose(tt.driver, true)
+			if err != nil {
+				t.Fatal(err)
+			}
 			if got := names(chosen); !slices.Equal(got, tt.runs) {
 				t.Errorf("%q run, want %q", got, tt.runs)
 			}

@@ -4,6 +4,8 @@
 package app
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -44,28 +46,43 @@ type skipped struct {
 	reason error
 }
 
-// choose returns the roles that run for a driver. Named roles run for every driver. The others run if
-// the driver and the environment support them.
-func (c Config) choose(d csiclient.Driver) (chosen []Role, others []skipped) {
+// choose returns the roles that run for a driver. Named roles run for every driver that they do not refuse; if one refuses it, the
+// process must not run. The others run if the driver and the environment support them. known reports whether the capabilities of
+// the driver are known; otherwise it may support all.
+func (c Config) choose(d csiclient.Driver, known bool) (chosen []Role, others []skipped, err error) {
+	var refusals []error
 	for _, r := range c.roles {
+		if !mayRun(c.Settings, r.Name) {
+			continue
+		}
+		why := c.unsuitable(r, d, known)
 		switch {
-		case c.named(r):
+		case why == nil:
 			chosen = append(chosen, r)
-			continue
-		case !mayRun(c.Settings, r.Name):
-			continue
+		case c.named(r):
+			refusals = append(refusals, fmt.Errorf("%s: %w", r.Name, why))
+		default:
+			others = append(others, skipped{r.Name, why})
 		}
-		err := r.supported(d)
-		if err == nil && r.environment != nil {
-			err = r.environment(c.Settings)
-		}
-		if err != nil {
-			others = append(others, skipped{r.Name, err})
-			continue
-		}
-		chosen = append(chosen, r)
 	}
-	return chosen, others
+	return chosen, others, errors.Join(refusals...)
+}
+
+// unsuitable returns why r does not run for a driver; see [Config.choose].
+func (c Config) unsuitable(r Role, d csiclient.Driver, known bool) error {
+	if r.refused != nil {
+		if why := r.refused(c.Settings, d.Name); why != nil {
+			return why
+		}
+	}
+	if c.named(r) || !known {
+		return nil
+	}
+	why := r.supported(d)
+	if why == nil && r.environment != nil {
+		why = r.environment(c.Settings)
+	}
+	return why
 }
 
 // nameWithoutConnection returns the name of the driver if the roles need no connection to it and none was

@@ -146,7 +146,7 @@ func (c Config) ValidateEnvironment() error {
 }
 
 // DriverName returns the name of the driver in the settings, or "".
-func (c Config) DriverName() string { return nodecontrollerConfig(c.Settings).Driver() }
+func (c Config) DriverName() string { return nodecontrollerConfig(c.Settings).DriverName }
 
 // ResolveNodecontroller returns the valid configuration of the nodecontroller for a driver, and all of its
 // settings with their origins.

@@ -39,16 +39,10 @@ func TestListsOfFlags(t *testing.T) {
 			t.Errorf("got %q, want %q", have, want)
 		}
 	}
-	s := configOf(t, alone, "--pvc-obsolete-finalizers=a/b,c/d", "--pvc-pod-deletion-grace=-1")
+	s := configOf(t, alone, "--pvc-obsolete-finalizers=a/b,c/d")
 	want(nodecontrollerConfig(s.Settings).PVCObsoleteFinalizers, "a/b", "c/d")
-	if d := nodecontrollerConfig(s.Settings).PVCPodDeletionGrace; d >= 0 {
-		t.Errorf("got %v, want that of the pod", d)
-	}
 	want(nodecontrollerConfig(configOf(t, alone, "--pvc-obsolete-finalizers=").Settings).PVCObsoleteFinalizers)
 	want(provisionerConfig(configOf(t, Provision, "--secret-namespaces=a,b").Settings).SecretNamespaces, "a", "b")
-	if d := nodecontrollerConfig(configOf(t, alone, "--pvc-pod-deletion-grace=1s").Settings).PVCPodDeletionGrace; d != time.Second {
-		t.Errorf("got %v", d)
-	}
 }
 
 func TestDefaultsOfTheCommands(t *testing.T) {
@@ -66,7 +60,7 @@ func TestDefaultsOfTheCommands(t *testing.T) {
 
 // TestWhatIsPrintedForAFile: a printed configuration presets nothing that was not set.
 func TestWhatIsPrintedForAFile(t *testing.T) {
-	before := configOf(t, All, "--profile=topolvm", "--node-cleanup-scope=opt-in")
+	before := configOf(t, All, "--node-cleanup-scope=opt-in")
 	text, err := before.Marshal()
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +87,7 @@ func TestConnectionOnlyWhereOneIsNeeded(t *testing.T) {
 		want  string
 	}{
 		"name by flag":                {Nodecontroller, []string{"--driver-name=a.b"}, "a.b"},
-		"name by profile":             {Nodecontroller, []string{"--profile=topolvm"}, "topolvm.io"},
+		"service in this process":     {Topolvm(false), []string{"--controllers=nodecontroller"}, ""},
 		"no name":                     {Nodecontroller, nil, ""},
 		"name and address":            {Nodecontroller, []string{"--driver-name=a.b", "--csi-address=/run/csi/socket"}, ""},
 		"name and socket":             {Nodecontroller, []string{"--driver-name=a.b", "--csi-socket=/x"}, ""},
@@ -140,18 +134,20 @@ func TestNodecontrollerWithoutWork(t *testing.T) {
 		"": true, "--node-cleanup=off": false, "--node-cleanup=off --controllers=nodecontroller": true,
 		"--node-cleanup=off --enable-webhooks": true, "--node-cleanup=off --resize-nudge": true,
 		"--node-cleanup=off --pvc-finalizer-mode=strip": true, "--node-cleanup=off --node-finalizer-mode=remove": true,
-		"--node-cleanup=off --profile=topolvm": true,
 	} {
 		if has := contains(configOf(t, All, strings.Fields(args)...).Enabled().roles, nodecontrollerName); has != want {
 			t.Errorf("%q: the role runs: %t, want %t", args, has, want)
 		}
+	}
+	if !contains(configOf(t, Topolvm(false), "--node-cleanup=off").Enabled().roles, nodecontrollerName) {
+		t.Error("topolvm: nothing removes the finalizers of topolvm-node")
 	}
 }
 
 func TestAllChoosesTheRoleByTheDriver(t *testing.T) {
 	for _, local := range []bool{false, true} {
 		d := csiclient.Driver{Name: "a.b", Plugin: csiclient.PluginCapabilities{VolumeAccessibilityConstraints: local}}
-		chosen, _ := configOf(t, All).choose(d)
+		chosen, _, _ := configOf(t, All).choose(d, true)
 		if has := contains(chosen, nodecontrollerName); has != local {
 			t.Errorf("volumes belong to nodes: %t, the role is chosen: %t", local, has)
 		}

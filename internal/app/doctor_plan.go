@@ -33,10 +33,9 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 	}
 	p.Checks = append(p.Checks, newCheck("settings", "valid", c.Validate(),
 		"correct the flag, the environment variable or the file; config print shows the effective settings"))
-	chosen := slices.DeleteFunc(slices.Clone(c.roles), func(r Role) bool { return !mayRun(c.Settings, r.Name) })
-	var others []skipped
-	if known {
-		chosen, others = c.choose(driver)
+	chosen, others, refusal := c.choose(driver, known)
+	if refusal != nil {
+		p.Checks = append(p.Checks, newCheck("roles", "", refusal, ""))
 	}
 	p.Checks = append(p.Checks, rolesCheck(chosen, others, known)...)
 	p.Checks = append(p.Checks, c.environmentChecks(chosen, c.inPod())...)

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -35,10 +34,12 @@ var nodecontrollerRole = Role{
 	// As in topolvm-controller, and unlike the sidecars: two replicas must not delete at the same time.
 	defaults: map[string]any{"leader-election": true, "leader-election-retry-period": 2 * time.Second},
 	config:   func() any { return nodecontroller.Empty() },
-	enabled:  func(s settings.Settings) bool { return nodecontrollerConfig(s).HasWork() },
-	switches: []string{"profile", "node-cleanup", "skip-node-finalize", "node-finalizer-mode", "pvc-finalizer-mode", "resize-nudge",
+	enabled: func(s settings.Settings) bool {
+		return nodecontrollerOf(s, nodecontrollerConfig(s).DriverName).HasWork()
+	},
+	switches: []string{"node-cleanup", "skip-node-finalize", "node-finalizer-mode", "pvc-finalizer-mode", "resize-nudge",
 		"enable-webhooks"},
-	preset:   nodecontroller.MayBePreset,
+	preset:   nodecontroller.MayBeDerived,
 	validate: validateNodecontroller,
 	timeout:  func(s settings.Settings) time.Duration { return nodecontrollerConfig(s).Timeout },
 	lease: func(s settings.Settings, driver string) string {
@@ -48,7 +49,8 @@ var nodecontrollerRole = Role{
 		}
 		return cfg.LeaderElectionID
 	},
-	otherLeases: otherNodecontrollers,
+	otherLeases: func(driver string) []string { return []string{nodecontroller.LeaseName(driver)} },
+	refused:     unserved,
 	supported: func(d csiclient.Driver) error {
 		if d.Plugin.VolumeAccessibilityConstraints {
 			return nil
@@ -56,7 +58,7 @@ var nodecontrollerRole = Role{
 		return fmt.Errorf("driver %q does not report the plugin capability VOLUME_ACCESSIBILITY_CONSTRAINTS: its volumes do not "+
 			"belong to nodes", d.Name)
 	},
-	driverName:  func(s settings.Settings) string { return nodecontrollerConfig(s).Driver() },
+	driverName:  func(s settings.Settings) string { return nodecontrollerConfig(s).DriverName },
 	ineffective: nodecontrollerConditions,
 	grants:      nodecontrollerGrants,
 	prepare: func(s *shared) error {
@@ -76,15 +78,15 @@ var nodecontrollerRole = Role{
 }
 
 // nodecontrollerConfig returns the configuration of the role with the origins of its settings, before
-// a profile and the name of the driver are applied.
+// the name of the driver is applied. A process that serves the driver knows its name.
 func nodecontrollerConfig(s settings.Settings) nodecontroller.Config {
 	cfg := settings.Of[nodecontroller.Config](s, nodecontrollerName)
-	if settings.Of[serviceConfig](s, topolvmName).UseLegacy && cfg.Profile == nodecontroller.ProfileTopoLVM {
-		cfg.Profile = nodecontroller.ProfileTopoLVMLegacy
-	}
 	cfg.Explicit = map[string]nodecontroller.Origin{}
 	for name, origin := range s.Origins(nodecontrollerName) {
 		cfg.Explicit[name] = nodecontroller.Origin(origin)
+	}
+	if served := settings.Of[serviceConfig](s, topolvmName).driver(); served != "" && cfg.DriverName == "" {
+		cfg.DriverName, cfg.Explicit["driver-name"] = served, nodecontroller.OriginDerived
 	}
 	return cfg
 }
@@ -102,10 +104,10 @@ func resolveNodecontroller(s settings.Settings, driver string) (nodecontroller.C
 	return cfg, values, nil
 }
 
-// nodecontrollerOf returns the configuration of the role for d, as far as its name is known.
-func nodecontrollerOf(s settings.Settings, d csiclient.Driver) nodecontroller.Config {
+// nodecontrollerOf returns the configuration of the role for driver; "": its name is unknown.
+func nodecontrollerOf(s settings.Settings, driver string) nodecontroller.Config {
 	c := nodecontrollerConfig(s)
-	if resolved, _, err := c.Resolve(d.Name); d.Name != "" && err == nil {
+	if resolved, _, err := c.Resolve(driver); err == nil {
 		return resolved
 	}
 	return c
@@ -114,20 +116,11 @@ func nodecontrollerOf(s settings.Settings, d csiclient.Driver) nodecontroller.Co
 // validateNodecontroller returns every error in the settings of the role that does not depend on the
 // name that the driver reports.
 func validateNodecontroller(s settings.Settings) error {
-	cfg := nodecontrollerConfig(s)
-	var resolve error
-	if driver := cfg.Driver(); driver != "" {
-		var resolved nodecontroller.Config
-		resolved, _, resolve = cfg.Resolve(driver)
-		if resolve == nil {
-			cfg = resolved
-		}
-	}
+	driver := nodecontrollerConfig(s).DriverName
+	cfg := nodecontrollerOf(s, driver)
 	errs := []error{cfg.Validate()}
-	if resolve != nil && cfg.Validate() == nil { // both report an unknown profile
-		errs = append(errs, resolve)
-	}
-	if deletes := cfg.DeletingFlags(); len(deletes) > 0 && !s.Common.LeaderElection && mayRun(s, nodecontrollerName) {
+	runs := mayRun(s, nodecontrollerName) && unserved(s, driver) == nil
+	if deletes := cfg.DeletingFlags(); len(deletes) > 0 && !s.Common.LeaderElection && runs {
 		errs = append(errs, fmt.Errorf("--leader-election: must be set with %s, or several replicas delete at the same time",
 			strings.Join(deletes, " and ")))
 	}
@@ -144,20 +137,8 @@ func nodecontrollerConditions(s settings.Settings, _ *csiclient.Driver) []condit
 	}}}
 }
 
-// otherNodecontrollers returns the Leases of other node controllers for driver.
-func otherNodecontrollers(driver string) []string {
-	var others []string
-	if cfg, _, err := nodecontroller.DefaultConfig().Resolve(driver); err == nil {
-		others = append(others, cfg.LeaderElectionID)
-	}
-	if strings.HasPrefix(driver, "topolvm.") {
-		others = append(others, "topolvm") // the Lease of topolvm-controller
-	}
-	return others
-}
-
 func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
-	c := nodecontrollerOf(s, d)
+	c := nodecontrollerOf(s, d.Name)
 	grants := []doctor.Grant{{File: nodecontrollerName, Namespace: election.Namespace("")}}
 	for _, file := range []struct {
 		needed bool
@@ -167,19 +148,12 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 		{c.Deletes(), "nodecontroller-cleanup"},
 		{c.NodeCleanup == nodecleanup.ModeVolumes, "nodecontroller-cleanup-volumes"},
 		{c.PVCFinalizerMode == pvcfinalizer.ModeStrip, "nodecontroller-pvc-strip"},
+		{c.PVCFinalizerMode == pvcfinalizer.ModeEnforce, "nodecontroller-pvc-enforce"},
 		{c.ResizeNudge, "nodecontroller-resize-nudge"},
 	} {
 		if file.needed {
 			grants = append(grants, doctor.Grant{File: file.name})
 		}
-	}
-	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
-		enforce := doctor.Grant{File: "nodecontroller-pvc-enforce"}
-		if c.PVCPodDeletion == pvcfinalizer.PodsNone {
-			enforce.Rules = slices.DeleteFunc(slices.Clone(doctor.Rules(enforce.File)),
-				func(r doctor.Rule) bool { return slices.Contains(r.Resources, "pods") })
-		}
-		grants = append(grants, enforce)
 	}
 	if c.EnableWebhooks && c.WebhookCertMode != servingcert.Files {
 		grants = append(grants, certificateGrant(c))
@@ -242,9 +216,6 @@ func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (c
 		if err != nil {
 			return nil, err
 		}
-	} else if strings.HasPrefix(s.driver.Name, "topolvm.") && cfg.Deletes() {
-		klog.FromContext(ctx).Info("LogicalVolumes of lost nodes are not deleted, because another process serves the driver. " +
-			"Run the command topolvm in its place")
 	}
 	return nodecontroller.New(cfg, deps)
 }

@@ -5,7 +5,6 @@ package app
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/nodecontroller"
@@ -24,7 +23,7 @@ var nodecontrollerCommonOptions = []settings.Option{
 		Usage: `address that serves only /healthz, /livez and /readyz, in plain HTTP; "0" or empty means none`},
 	{Name: "profiling-bind-address", Default: "", Usage: "address that serves only profiles; empty means none"},
 	{Name: "print-config", Default: false,
-		Usage: "print value and origin (default, derived, profile, flag, environment or file) of every setting of the " +
+		Usage: "print value and origin (default, derived, flag, environment or file) of every setting of the " +
 			"nodecontroller, and exit"},
 }
 
@@ -35,17 +34,16 @@ func nodecontrollerOptions(all bool) []settings.Option {
 		webhookOptions(d))
 }
 
-// orDerived completes the help text of a name that depends on the profile and the driver.
+// orDerived completes the help text of a name that depends on the driver.
 func orDerived(usage string) string {
-	return usage + "; empty means the value of the profile, else one derived from the name of the driver"
+	return usage + "; empty means one derived from the name of the driver"
 }
 
 // nodeOptions returns the options of the role as a whole.
 func nodeOptions(d nodecontroller.Config) []settings.Option {
 	return slices.Concat([]settings.Option{
-		{Name: "profile", Default: d.Profile, Usage: "defaults for a known driver: " + strings.Join(nodecontroller.ProfileNames(), ", ")},
 		{Name: "driver-name", Default: "",
-			Usage: "name of the CSI driver. With it, or with a profile that implies it, and without --csi-address and --csi-socket, " +
+			Usage: "name of the CSI driver. With it, and without --csi-address and --csi-socket, " +
 				"the nodecontroller as the only role runs without a connection to the driver"},
 		{Name: "nodecontroller-workers", Default: d.Workers,
 			Usage: "number of Nodes, and separately of PersistentVolumes and PersistentVolumeClaims, that are reconciled at the same time"},
@@ -53,7 +51,7 @@ func nodeOptions(d nodecontroller.Config) []settings.Option {
 		"timeout of each request to the API server, or of a read together with the deletion that depends on it"), []settings.Option{
 		{Name: "leader-election-id", Default: "", Usage: orDerived("name of the Lease of the nodecontroller")},
 		{Name: "topology-node-key", Default: "", Usage: "node label that identifies the node in the node affinity of a volume; " +
-			"empty means the value of the profile, else the only topology key that the driver reports"},
+			"empty means that of TopoLVM, or the only topology key that the driver reports"},
 	})
 }
 
@@ -118,13 +116,9 @@ func claimOptions(d nodecontroller.Config, all bool) []settings.Option {
 		{Name: "pvc-finalizer", Default: "", Usage: orDerived("finalizer of PVCs")},
 		{Name: "pvc-finalizer-mode", Default: string(d.PVCFinalizerMode),
 			Usage: "off; strip: remove the obsolete finalizers from all PVCs; " +
-				"enforce: keep a deleted PVC by the finalizer until the pods that wait for it are deleted; requires --leader-election"},
+				"enforce: keep a deleted PVC by the finalizer until all pods that use it are deleted, for TopoLVM up to v0.39 only; " +
+				"requires --leader-election"},
 		{Name: "pvc-obsolete-finalizers", Default: []string{}, Usage: "finalizers, separated by commas, that are removed from PVCs"},
-		{Name: "pvc-pod-deletion", Default: string(d.PVCPodDeletion),
-			Usage: "with --pvc-finalizer-mode=enforce: which pods of a deleted PVC are deleted: " +
-				"none, pending (without a node), orphaned (also those whose Node was or is being deleted) or all"},
-		{Name: "pvc-pod-deletion-grace", Default: settings.Grace(d.PVCPodDeletionGrace),
-			Usage: "termination grace period of these pods; -1 means terminationGracePeriodSeconds of the pod"},
 		{Name: "resize-nudge", Default: nudge, Usage: nudgeUsage},
 		{Name: "resize-annotation", Default: "", Usage: orDerived("pod annotation that is updated for this")},
 	}
@@ -133,7 +127,7 @@ func claimOptions(d nodecontroller.Config, all bool) []settings.Option {
 // webhookOptions returns the options of the admission webhooks.
 func webhookOptions(d nodecontroller.Config) []settings.Option {
 	return []settings.Option{
-		{Name: "enable-webhooks", Default: d.EnableWebhooks, Usage: "serve admission webhooks; the profiles of TopoLVM enable it"},
+		{Name: "enable-webhooks", Default: d.EnableWebhooks, Usage: "serve admission webhooks"},
 		{Name: "webhook-addr", Default: d.WebhookAddr, Usage: "address of the webhooks, host:port"},
 		{Name: "webhook-cert-mode", Default: string(d.WebhookCertMode),
 			Usage: "source of the webhook certificate: files (in --cert-dir), secret (written by another program, " +

@@ -86,6 +86,9 @@ type Role struct {
 	// apis returns the optional kinds of the API that the role uses. Optional.
 	apis func(settings.Settings, csiclient.Driver) []doctor.API
 
+	// refused returns why the role must not run for a driver in a process with these settings, even if it is named. It is called
+	// as soon as the name of the driver is known, before anything is built. Optional: it may run for every driver.
+	refused func(s settings.Settings, driver string) error
 	// supported returns an error when the driver lacks a capability that the role requires.
 	supported func(csiclient.Driver) error
 	// probe reads from the API server whatever build requires of it, for doctor. Optional.

@@ -23,7 +23,6 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
-	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
@@ -40,10 +39,9 @@ func Topolvm(replacing bool) Selection {
 		"leader-election": true, "leader-election-retry-period": 2 * time.Second, "nodecontroller.resize-nudge": true,
 		"provisioner.provisioning-protection": "always", "provisioner.extra-create-metadata": true, "provisioner.strict-topology": false,
 		"capacity.capacity-ownerref-level": 2,
-		"nodecontroller.profile":           nodecontroller.ProfileTopoLVM,
 	}
 	if os.Getenv(legacyVariable) != "" {
-		defaults["nodecontroller.profile"], defaults["topolvm.use-legacy"] = nodecontroller.ProfileTopoLVMLegacy, true
+		defaults["topolvm.use-legacy"] = true
 	}
 	if replacing {
 		defaults["controllers"], defaults["nodecontroller.enable-webhooks"] = nodecontrollerName, true
@@ -58,6 +56,8 @@ func Topolvm(replacing bool) Selection {
 
 // serviceConfig holds the flags of the CSI service of TopoLVM.
 type serviceConfig struct {
+	Served bool `mapstructure:"-"` // the process serves the driver
+
 	UseLegacy bool   `mapstructure:"use-legacy"`
 	Block     string `mapstructure:"minimum-allocation-block"` // quantities
 	Ext4      string `mapstructure:"minimum-allocation-ext4"`
@@ -90,15 +90,31 @@ func topolvmSection(unused bool) settings.Section {
 		{Name: "zap-stacktrace-level", Default: "", Usage: "has no effect"},
 		{Name: "zap-time-encoding", Default: "", Usage: "has no effect"},
 	}...)
-	return settings.Section{Name: topolvmName, Options: options, Config: func() any { return &serviceConfig{} }, Unused: unused}
+	return settings.Section{Name: topolvmName, Options: options, Unused: unused,
+		Config: func() any { return &serviceConfig{Served: !unused} }}
 }
 
-// driver returns the name of the driver.
+// driver returns the name of the driver that this process serves, "" for none.
 func (c serviceConfig) driver() string {
-	if c.UseLegacy {
+	switch {
+	case !c.Served:
+		return ""
+	case c.UseLegacy:
 		return topolvm.LegacyDriver
 	}
 	return topolvm.Driver
+}
+
+// unserved returns why the nodecontroller must not run for driver in a process with s, if it must not.
+//
+// For a driver of TopoLVM it runs only where the process serves the driver. Elsewhere it would have no LogicalVolumes, and it would
+// share the Lease with topolvm-controller, so that chance decides which of them cleans up after a lost node.
+func unserved(s settings.Settings, driver string) error {
+	if !topolvm.IsDriver(driver) || settings.Of[serviceConfig](s, topolvmName).driver() == driver {
+		return nil
+	}
+	return &UsageError{fmt.Errorf("the driver is %q: this role and topolvm-controller would delete with one Lease, and the "+
+		"LogicalVolumes of lost nodes would stay. Run the command topolvm in place of topolvm-controller", driver)}
 }
 
 // minimum returns the smallest sizes of volumes, or an error for each flag that is not a quantity.
@@ -155,6 +171,10 @@ func (c Config) validateService() error {
 		if c.Origin(name) != "" {
 			errs = append(errs, fmt.Errorf("--%s: this command serves the driver itself, at --csi-socket. Remove the flag", name))
 		}
+	}
+	if name := c.DriverName(); name != cfg.driver() {
+		errs = append(errs, fmt.Errorf("--driver-name: is %q, but this command serves the driver %q. Remove the flag, or set --use-legacy",
+			name, cfg.driver()))
 	}
 	return errors.Join(errs...)
 }

@@ -21,7 +21,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -155,25 +154,6 @@ func (p *pod) snapshot(pv *corev1.PersistentVolume) {
 		}
 		return nil
 	})
-}
-
-// bind does what Kubernetes does when it binds a claim to a volume.
-func (p *pod) bind(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) {
-	p.t.Helper()
-	claims := p.client.CoreV1().PersistentVolumeClaims(p.ns)
-	bound := fmt.Sprintf(`{"metadata":{"annotations":{"pv.kubernetes.io/bind-completed":"yes"}},"spec":{"volumeName":%q}}`, pv.Name)
-	_, err := claims.Patch(p.t.Context(), claim.Name, types.MergePatchType, []byte(bound), metav1.PatchOptions{})
-	if err == nil {
-		_, err = claims.Patch(p.t.Context(), claim.Name, types.MergePatchType, []byte(`{"status":{"phase":"Bound"}}`),
-			metav1.PatchOptions{}, "status")
-	}
-	if err == nil {
-		_, err = p.client.CoreV1().PersistentVolumes().Patch(p.t.Context(), pv.Name, types.MergePatchType,
-			[]byte(`{"status":{"phase":"Bound"}}`), metav1.PatchOptions{}, "status")
-	}
-	if err != nil {
-		p.t.Fatal(err)
-	}
 }
 
 // clean deletes a node, and waits until it and its LogicalVolumes are deleted, and the deletion of its claim was requested.

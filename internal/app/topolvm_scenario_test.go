@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/go-logr/logr/funcr"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -31,8 +32,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
+	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/topolvm"
 	"github.com/storage-controller/storage-controller/topolvm/topolvmtest"
@@ -352,6 +357,148 @@ func TestTopolvmScenario(t *testing.T) {
 			t.Errorf("the running call got %v", err)
 		}
 	})
+	t.Run("075_a_deleted_node", func(t *testing.T) {
+		p := startPod(t, false, "--node-cleanup-min-nodes=99") // nodes of earlier scenarios are lost, too
+		node, class := p.node("a"), p.class()
+		p.node("keep")
+		p.ready()
+		claim := p.claim("data", class, node.Name())
+		pv := p.volumeOf(claim)
+		p.bind(claim, pv)
+		if err := p.client.CoreV1().Nodes().Delete(t.Context(), node.Name(), metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		kubetest.Eventually(t, "claim, LogicalVolume and Node are deleted", func(ctx context.Context) error {
+			claim, err := p.client.CoreV1().PersistentVolumeClaims(p.ns).Get(ctx, claim.Name, metav1.GetOptions{})
+			if err == nil && claim.DeletionTimestamp == nil {
+				return errors.New("the claim stays")
+			}
+			if _, err = p.lvs.Get(ctx, pv.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("LogicalVolume: %v", err)
+			}
+			if _, err = p.client.CoreV1().Nodes().Get(ctx, node.Name(), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("node: %v", err)
+			}
+			return nil
+		})
+	})
+	t.Run("all_leaves_the_nodecontroller_out", func(t *testing.T) {
+		cp := kubetest.Get(t)
+		plugin := csitest.Run(t, csitest.Config{Name: topolvm.Driver, Plugin: []csi.PluginCapability_Service_Type{
+			csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS}})
+		c := configOf(t, All, "--csi-address="+plugin.Address(), "--controllers=-provisioner,-resizer,-capacity").Enabled()
+		c.API, c.KeepMemory = cp.Config(), true
+		if err := c.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		ctx, drain := context.WithCancelCause(context.WithoutCancel(t.Context()))
+		found := fmt.Errorf("found: %w", workloop.ErrDrain)
+		ctx = klog.NewContext(ctx, funcr.New(func(_, line string) {
+			if strings.Contains(line, `"Role disabled" "role"="nodecontroller"`) && strings.Contains(line, "Run the command topolvm") {
+				drain(found)
+			}
+		}, funcr.Options{}))
+		limit := time.AfterFunc(time.Minute, func() { drain(workloop.ErrDrain) })
+		defer limit.Stop()
+		if err := c.Run(ctx); err != nil || !errors.Is(context.Cause(ctx), found) {
+			t.Errorf("%v, %v", err, context.Cause(ctx))
+		}
+	})
+}
+
+// TestNodecontrollerOfTopolvm: for a driver of TopoLVM the role runs only in a process that serves the driver, even if its
+// capabilities are not known.
+func TestNodecontrollerOfTopolvm(t *testing.T) {
+	t.Setenv("NAMESPACE", "ns")
+	t.Setenv("POD_NAME", "pod")
+	other := csiclient.Driver{Name: "local.example.com", Plugin: csiclient.PluginCapabilities{VolumeAccessibilityConstraints: true}}
+	for name, tt := range map[string]struct {
+		roles Selection
+		args  []string
+		want  string // runs, left out or refused
+	}{
+		"nodecontroller":     {Nodecontroller, nil, "refused"},
+		"all":                {All, nil, "left out"},
+		"all, other roles":   {All, []string{"--controllers=-attacher"}, "left out"},
+		"all, named":         {All, []string{"--controllers=nodecontroller"}, "refused"},
+		"topolvm":            {Topolvm(false), nil, "runs"},
+		"topolvm, named":     {Topolvm(false), []string{"--controllers=nodecontroller"}, "runs"},
+		"topolvm-controller": {Topolvm(true), nil, "runs"},
+	} {
+		for _, driver := range []string{topolvm.Driver, topolvm.LegacyDriver} {
+			for _, known := range []bool{false, true} {
+				args := tt.args
+				if tt.want == "runs" && driver == topolvm.LegacyDriver {
+					args = append(slices.Clone(args), "--use-legacy")
+				}
+				c, d := configOf(t, tt.roles, args...).Enabled(), other
+				d.Name = driver
+				chosen, others, err := c.choose(d, known)
+				var usage *UsageError
+				have := "absent"
+				switch {
+				case err != nil && errors.As(err, &usage):
+					have = "refused"
+				case contains(chosen, nodecontrollerName):
+					have = "runs"
+				case slices.ContainsFunc(others, func(s skipped) bool { return s.role == nodecontrollerName }):
+					have = "left out"
+				}
+				plan := c.Plan(d, known)
+				failed := slices.ContainsFunc(plan.Checks, func(check doctor.Check) bool {
+					return check.Status == doctor.Failure && strings.Contains(check.Message, "Run the command topolvm")
+				})
+				if failed != (tt.want == "refused") || slices.Contains(filesOf(plan), nodecontrollerName) != (tt.want == "runs") {
+					t.Errorf("%s, %s, known %t: doctor plans %+v", name, driver, known, plan.Checks)
+				}
+				if have != tt.want {
+					t.Errorf("%s, %s, known %t: %s, want %s (%v)", name, driver, known, have, tt.want, err)
+				}
+			}
+		}
+		if !tt.roles.service {
+			chosen, _, err := configOf(t, tt.roles, tt.args...).Enabled().choose(other, true)
+			if err != nil || !contains(chosen, nodecontrollerName) {
+				t.Errorf("%s, another driver: %v, %v", name, names(chosen), err)
+			}
+		}
+	}
+	if err := configOf(t, All, "--driver-name="+topolvm.Driver).Enabled().Validate(); err != nil {
+		t.Errorf("all without the role: %v", err)
+	}
+}
+
+// bind does what the controllers of Kubernetes do for a claim and its new volume.
+func (p *pod) bind(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) {
+	p.t.Helper()
+	claims, volumes := p.client.CoreV1().PersistentVolumeClaims(p.ns), p.client.CoreV1().PersistentVolumes()
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		claim, err := claims.Get(p.t.Context(), claim.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		claim.Spec.VolumeName = pv.Name
+		if claim, err = claims.Update(p.t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+			return err
+		}
+		claim.Status.Phase = corev1.ClaimBound
+		_, err = claims.UpdateStatus(p.t.Context(), claim, metav1.UpdateOptions{})
+		return err
+	})
+	if err == nil {
+		err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
+			pv, err := volumes.Get(p.t.Context(), pv.Name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			pv.Status.Phase = corev1.VolumeBound
+			_, err = volumes.UpdateStatus(p.t.Context(), pv, metav1.UpdateOptions{})
+			return err
+		})
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
 }
 
 // volumeRequest returns a request for a volume on a node.

@@ -21,7 +21,7 @@ import (
 type Option struct {
 	Name string
 	// Default also determines the type of the flag: bool, int, uint, float64, string, []string,
-	// time.Duration, Grace, Pairs or Gates.
+	// time.Duration, Pairs or Gates.
 	Default any
 	Usage   string
 	// Alias is another name of the flag and its environment variable, or "".
@@ -146,8 +146,6 @@ func (o Option) register(fs *pflag.FlagSet, name, usage string) {
 		fs.StringSlice(name, def, usage)
 	case time.Duration:
 		fs.Duration(name, def, usage)
-	case Grace:
-		fs.Var(&def, name, usage)
 	case Pairs:
 		fs.Var(&Pairs{}, name, usage)
 	case Gates:
@@ -165,8 +163,6 @@ func (o Option) initial() any {
 	switch def := o.Default.(type) {
 	case Pairs, Gates:
 		return ""
-	case Grace:
-		return time.Duration(def)
 	default:
 		return def
 	}

@@ -279,17 +279,17 @@ func oneLine(err error) error {
 	return errors.New(strings.ReplaceAll(text, "\n", "; "))
 }
 
-// decodeDuration converts text to a duration, and returns an error for a number other than 0 and -1: the decoder would
-// take it as nanoseconds.
+// decodeDuration converts text to a duration, and returns an error for a number other than 0: the decoder would take it
+// as nanoseconds.
 func decodeDuration(_, to reflect.Type, value any) (any, error) {
 	if to != reflect.TypeFor[time.Duration]() {
 		return value, nil
 	}
 	switch v := value.(type) {
 	case string:
-		return parseGrace(v)
+		return time.ParseDuration(v)
 	case bool, float64:
-		if v != 0.0 && v != -1.0 {
+		if v != 0.0 {
 			return nil, fmt.Errorf("needs a unit, such as 30s, got %v", v)
 		}
 	}

@@ -91,11 +91,11 @@ func TestSettings(t *testing.T) {
 		}
 	})
 	t.Run("numbers and texts that flags accept, too", func(t *testing.T) {
-		write("resync: 0\npvc-pod-deletion-grace: -1\nstrict-topology: 1\nhealth-probe-bind-address: 0\nsnapshot-name-prefix: 3\n" +
+		write("resync: 0\nstrict-topology: 1\nhealth-probe-bind-address: 0\nsnapshot-name-prefix: 3\n" +
 			"node-cleanup-qps: 2\nworker-threads: '7'\ncontrollers: provisioner")
 		s, err := read("--config=" + file)
 		if c := settings.Of[nodecontroller.Config](s, "nodecontroller"); err != nil || attaching(s).Resync != 0 ||
-			c.PVCPodDeletionGrace != -1 || c.NodeCleanupQPS != 2 || !provisioning(s).StrictTopology ||
+			c.NodeCleanupQPS != 2 || !provisioning(s).StrictTopology ||
 			provisioning(s).WorkerThreads != 7 || s.Common.HealthBindAddress != "0" || len(s.Common.Controllers) != 1 {
 			t.Errorf("%v: %+v", err, s)
 		}

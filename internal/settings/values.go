@@ -4,43 +4,12 @@
 package settings
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 )
-
-// Grace is a flag for a grace period; -1 means the default of the object that it is granted to.
-type Grace time.Duration
-
-func (g *Grace) Type() string { return "duration" }
-
-func (g *Grace) String() string {
-	if *g < 0 {
-		return "-1"
-	}
-	return time.Duration(*g).String()
-}
-
-func (g *Grace) Set(value string) error {
-	d, err := parseGrace(value)
-	if err == nil && d < 0 && d != -1 {
-		err = errors.New("must not be negative, except -1")
-	}
-	*g = Grace(d)
-	return err
-}
-
-// parseGrace parses a duration, or -1.
-func parseGrace(value string) (time.Duration, error) {
-	if value == "-1" {
-		return -1, nil
-	}
-	return time.ParseDuration(value)
-}
 
 // Pairs is a flag of the form k:v,k:v. Repeated flags are merged.
 type Pairs map[string]string

@@ -172,7 +172,7 @@ func TestNodecontrollerScenarioBreaker(t *testing.T) {
 			}
 		}
 	})
-	// The profile topolvm has several objects per volume: 400 volumes would take longer than --node-finalizer-timeout.
+	// TopoLVM has several objects per volume: 400 volumes would take longer than --node-finalizer-timeout.
 	t.Run("046_no_rate_after_a_request", func(t *testing.T) {
 		slow := func(f *fixture) { f.cfg.NodeCleanupQPS, f.cfg.NodeCleanupBurst = 1e-6, 1; parity(f) }
 		begin := func(t *testing.T, change func(f *fixture)) (*fixture, customResources) {

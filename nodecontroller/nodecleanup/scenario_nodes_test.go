@@ -30,7 +30,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// parity sets what the profile topolvm sets, for a driver of another name.
+// parity sets what follows from the name of TopoLVM, for a driver of another name.
 func parity(f *fixture) { f.cfg.NodeCleanupRetain, f.withResources = RetainClaim, true }
 
 func manage(f *fixture) { f.cfg.NodeFinalizerMode = FinalizerManage }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,8 +17,11 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// Warning, Pod: the pod was deleted because its PVC is being deleted (--pvc-pod-deletion)
+// Warning, Pod: the pod was deleted because its PVC is being deleted (--pvc-finalizer-mode=enforce)
 const reasonPodDeleted = "ClaimBeingDeleted"
+
+// podGrace is the termination grace period of deleted pods in seconds, as in topolvm-controller.
+const podGrace int64 = 1
 
 // attempt executes one step for a claim.
 type attempt struct {
@@ -93,14 +95,14 @@ func (a attempt) deletePod(ctx context.Context, pod *corev1.Pod) error {
 			fmt.Errorf("deleting a pod of claim %s, which is being deleted: pod %s: %w", a.pvc.Name, kube.Key(pod), err))
 	}
 	if deleted {
-		klog.FromContext(ctx).Info("Pod of deleted claim deleted", "pod", klog.KObj(pod), "policy", a.rules.pods)
+		klog.FromContext(ctx).Info("Pod of deleted claim deleted", "pod", klog.KObj(pod))
 		a.deps.Events.Eventf(pod, corev1.EventTypeWarning, reasonPodDeleted,
-			"Deleted because PersistentVolumeClaim %s is being deleted (--pvc-pod-deletion=%s)", a.pvc.Name, a.rules.pods)
+			"Deleted because PersistentVolumeClaim %s is being deleted (--pvc-finalizer-mode=%s)", a.pvc.Name, ModeEnforce)
 	}
 	return nil
 }
 
-// deleteConfirmed reads pod and its node from the API server and reports whether it deleted the pod.
+// deleteConfirmed reads pod from the API server and reports whether it deleted the pod.
 func (a attempt) deleteConfirmed(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	client := a.deps.Client.CoreV1().Pods(pod.Namespace)
 	read := election.Now()
@@ -113,48 +115,17 @@ func (a attempt) deleteConfirmed(ctx context.Context, pod *corev1.Pod) (bool, er
 		return false, err
 	}
 	a.term.Pods.Observe(live)
-	lost := false
-	if a.rules.needNodes() && live.Spec.NodeName != "" {
-		if lost, err = a.nodeLost(ctx, live.Spec.NodeName); err != nil {
-			return false, err
-		}
-	}
-	if !kube.UsesClaim(live, a.pvc) || !a.rules.deletes(live, lost) {
+	if !kube.UsesClaim(live, a.pvc) || live.DeletionTimestamp != nil {
 		return false, nil
 	}
 	if err := election.MayCallNow(ctx, read); err != nil {
 		return false, err
 	}
-	err = client.Delete(ctx, live.Name, a.deleteOptions(live))
+	err = client.Delete(ctx, live.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &live.UID}, GracePeriodSeconds: new(podGrace)})
 	if kube.IsNotFound(err) {
 		a.term.Pods.MarkDeleted(live)
 		return false, nil
 	}
 	return err == nil, err
-}
-
-// nodeLost asks the API server whether a Node does not exist or is being deleted.
-func (a attempt) nodeLost(ctx context.Context, name string) (bool, error) {
-	node, err := a.deps.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-	if kube.IsNotFound(err) {
-		return true, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("reading node %q: %w", name, err)
-	}
-	return node.DeletionTimestamp != nil, nil
-}
-
-// deleteOptions returns the options for deleting pod. If its node matters, the resourceVersion is a
-// precondition: the pod may have been scheduled after it was read.
-func (a attempt) deleteOptions(pod *corev1.Pod) metav1.DeleteOptions {
-	options := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}}
-	if a.rules.pods != PodsAll {
-		options.Preconditions.ResourceVersion = &pod.ResourceVersion
-	}
-	if grace := a.cfg.PodDeletionGrace; grace >= 0 {
-		seconds := int64((grace + time.Second - 1) / time.Second)
-		options.GracePeriodSeconds = &seconds
-	}
-	return options
 }

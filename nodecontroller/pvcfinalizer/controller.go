@@ -9,11 +9,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/claimloop"
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // Mode says which finalizers of claims are removed.
@@ -26,26 +24,12 @@ const (
 	ModeEnforce Mode = "enforce" // also the finalizer of the driver, after the pods were deleted
 )
 
-// PodDeletion says which pods of a claim that is being deleted are deleted.
-type PodDeletion string
-
-// The policies for pods.
-const (
-	PodsNone     PodDeletion = "none"
-	PodsPending  PodDeletion = "pending"  // pods without a node
-	PodsOrphaned PodDeletion = "orphaned" // also pods whose Node does not exist or is being deleted
-	PodsAll      PodDeletion = "all"
-)
-
 // Config holds the settings.
 type Config struct {
 	claimloop.Settings
-	Mode        Mode
-	Finalizer   string   // of the driver
-	Obsolete    []string // finalizers
-	PodDeletion PodDeletion
-	// PodDeletionGrace is the termination grace period of deleted pods; -1 means that of the pod.
-	PodDeletionGrace time.Duration
+	Mode      Mode
+	Finalizer string   // of the driver
+	Obsolete  []string // finalizers
 }
 
 // Controller removes finalizers from claims.
@@ -55,7 +39,6 @@ type Controller struct {
 	deps            claimloop.Deps
 	rules           rules
 	actions         *prometheus.CounterVec
-	nodes           kube.Informer[metav1.Object] // only if rules.needNodes
 }
 
 // The values of the metric label "action".
@@ -76,20 +59,11 @@ func New(cfg Config, deps claimloop.Deps) *Controller {
 	if c.rules.idle() {
 		return c
 	}
-	if c.rules.needNodes() {
-		c.nodes = deps.Informers.Nodes()
-	}
 	c.Loop = claimloop.New(claimloop.Config{
-		Name: "nodecontroller-pvc-finalizer", Settings: cfg.Settings, Pods: c.rules.needPods(),
-		Concerns: c.rules.concerns, Sync: c.sync, Handle: c.handle,
+		Name: "nodecontroller-pvc-finalizer", Settings: cfg.Settings, Pods: c.rules.finalizer != "",
+		Concerns: c.rules.concerns, Sync: c.sync,
 	}, deps)
 	return c
-}
-
-func (c *Controller) handle(r *kube.Registrations, _ func(string)) {
-	if c.rules.needNodes() {
-		r.Add(c.nodes.Handle(kube.Handlers[metav1.Object]{})) // to wait for the first list
-	}
 }
 
 // sync reconciles one claim.
@@ -101,17 +75,11 @@ func (c *Controller) sync(ctx context.Context, t *claimloop.Term, pvc *corev1.Pe
 
 // gather reads the caches.
 func (c *Controller) gather(t *claimloop.Term, pvc *corev1.PersistentVolumeClaim) claimState {
-	s := claimState{claim: pvc, lost: map[string]bool{}, now: time.Now()}
+	s := claimState{claim: pvc, now: time.Now()}
 	if t.Pods != nil {
 		var known bool
 		s.pods, known = t.Pods.Of(pvc)
 		s.podsUnknown = !known
-	}
-	if c.rules.needNodes() {
-		for _, pod := range s.pods {
-			node, exists := c.nodes.Get(pod.Spec.NodeName)
-			s.lost[pod.Spec.NodeName] = !exists || node.GetDeletionTimestamp() != nil
-		}
 	}
 	return s
 }

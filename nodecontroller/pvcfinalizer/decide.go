@@ -12,9 +12,8 @@ import (
 
 // rules are the settings as decide uses them.
 type rules struct {
-	obsolete  []string    // finalizers that are removed from all claims
-	finalizer string      // enforced; empty: none
-	pods      PodDeletion // with finalizer
+	obsolete  []string // finalizers that are removed from all claims
+	finalizer string   // enforced; empty: none
 }
 
 // newRules returns the rules of cfg. The enforced finalizer is never obsolete, even if both settings
@@ -25,7 +24,7 @@ func newRules(cfg Config) rules {
 		r.obsolete = slices.Clone(cfg.Obsolete)
 	}
 	if cfg.Mode == ModeEnforce {
-		r.finalizer, r.pods = cfg.Finalizer, cfg.PodDeletion
+		r.finalizer = cfg.Finalizer
 		r.obsolete = slices.DeleteFunc(r.obsolete, func(f string) bool { return f == r.finalizer })
 	}
 	return r
@@ -33,12 +32,6 @@ func newRules(cfg Config) rules {
 
 // idle reports whether no claim needs anything.
 func (r rules) idle() bool { return len(r.obsolete) == 0 && r.finalizer == "" }
-
-// needPods reports whether the pods of a claim matter.
-func (r rules) needPods() bool { return r.finalizer != "" && r.pods != PodsNone }
-
-// needNodes reports whether the nodes of these pods matter.
-func (r rules) needNodes() bool { return r.finalizer != "" && r.pods == PodsOrphaned }
 
 // concerns reports whether pvc may need something. Other claims are not enqueued.
 func (r rules) concerns(pvc *corev1.PersistentVolumeClaim) bool {
@@ -55,30 +48,12 @@ func (r rules) enforced(pvc *corev1.PersistentVolumeClaim) bool {
 	return r.finalizer != "" && pvc.DeletionTimestamp != nil && slices.Contains(pvc.Finalizers, r.finalizer)
 }
 
-// deletes reports whether pod, which uses a claim that is being deleted, must be deleted. lost
-// means that the Node of pod does not exist or is being deleted.
-func (r rules) deletes(pod *corev1.Pod, lost bool) bool {
-	if pod.DeletionTimestamp != nil {
-		return false
-	}
-	switch r.pods {
-	case PodsPending:
-		return pod.Spec.NodeName == ""
-	case PodsOrphaned:
-		return pod.Spec.NodeName == "" || lost
-	case PodsAll:
-		return true
-	}
-	return false
-}
-
 // claimState is everything that decide reads.
 type claimState struct {
 	claim *corev1.PersistentVolumeClaim
 	pods  []*corev1.Pod // that use claim
 	// podsUnknown means that other pods may use claim: the watch has not listed them yet.
 	podsUnknown bool
-	lost        map[string]bool // nodes of pods that do not exist or are being deleted
 	now         time.Time
 }
 
@@ -115,7 +90,7 @@ func (r rules) decide(s claimState) step {
 		next = step{reason: "OtherFinalizers", again: s.now.Add(othersRecheck)}
 	}
 	for _, pod := range s.pods {
-		if r.deletes(pod, s.lost[pod.Spec.NodeName]) {
+		if pod.DeletionTimestamp == nil {
 			next.reason, next.pods = "UsedByPods", append(next.pods, pod)
 		}
 	}

@@ -22,7 +22,7 @@ const (
 var testNow = time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC)
 
 func testRules(change func(*Config)) rules {
-	cfg := Config{Mode: ModeEnforce, Finalizer: testFinalizer, Obsolete: []string{testObsolete}, PodDeletion: PodsOrphaned}
+	cfg := Config{Mode: ModeEnforce, Finalizer: testFinalizer, Obsolete: []string{testObsolete}}
 	if change != nil {
 		change(&cfg)
 	}
@@ -41,11 +41,9 @@ func deletingWith(finalizers ...string) *corev1.PersistentVolumeClaim {
 	return pvc
 }
 
-// podOn returns a pod of the claim.
-func podOn(node, name string) *corev1.Pod {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}}
-	pod.Spec.NodeName = node
-	return pod
+// podOf returns a pod of the claim.
+func podOf(name string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}}
 }
 
 func terminating(pod *corev1.Pod) *corev1.Pod {
@@ -54,9 +52,7 @@ func terminating(pod *corev1.Pod) *corev1.Pod {
 }
 
 func TestDecide(t *testing.T) {
-	pods := []*corev1.Pod{podOn("", "pending"), podOn("gone", "orphan"), podOn("live", "running"), terminating(podOn("gone", "leaving"))}
-	lost := map[string]bool{"gone": true}
-	policy := func(p PodDeletion) func(*Config) { return func(c *Config) { c.PodDeletion = p } }
+	pods := []*corev1.Pod{podOf("a"), podOf("b"), terminating(podOf("leaving"))}
 	mode := func(m Mode) func(*Config) { return func(c *Config) { c.Mode = m } }
 	enforced, shared := deletingWith(testFinalizer), deletingWith(testFinalizer, "x/y")
 	others := testNow.Add(othersRecheck)
@@ -70,22 +66,16 @@ func TestDecide(t *testing.T) {
 		"obsolete finalizer first":           {s: claimState{claim: deletingWith(testFinalizer, testObsolete)}, want: step{strip: true}},
 		"obsolete finalizer of a live claim": {s: claimState{claim: claimWith(testObsolete)}, want: step{strip: true}},
 		"off":                                {rules: mode(ModeOff), s: claimState{claim: deletingWith(testObsolete, testFinalizer)}},
-		"strip does not enforce":             {rules: mode(ModeStrip), s: claimState{claim: enforced, pods: pods, lost: lost}},
+		"strip does not enforce":             {rules: mode(ModeStrip), s: claimState{claim: enforced, pods: pods}},
 		"the enforced finalizer is never obsolete": {rules: func(c *Config) { c.Obsolete = []string{testFinalizer} },
 			s: claimState{claim: claimWith(testFinalizer)}},
-		"deleted claim without our finalizer": {s: claimState{claim: deletingWith("x/y"), pods: pods, lost: lost}},
-		"claim with our finalizer that stays": {s: claimState{claim: claimWith(testFinalizer), pods: pods, lost: lost}},
+		"deleted claim without our finalizer": {s: claimState{claim: deletingWith("x/y"), pods: pods}},
+		"claim with our finalizer that stays": {s: claimState{claim: claimWith(testFinalizer), pods: pods}},
 		"pods are not known yet": {s: claimState{claim: enforced, podsUnknown: true},
 			want: step{again: testNow.Add(podsRecheck)}},
-		"orphaned pods": {s: claimState{claim: enforced, pods: pods, lost: lost}, want: step{release: true}, pods: "[pending orphan]"},
-		"pending pods": {rules: policy(PodsPending), s: claimState{claim: shared, pods: pods}, want: step{again: others},
-			pods: "[pending]"},
-		"all pods but those that are being deleted": {rules: policy(PodsAll), s: claimState{claim: shared, pods: pods},
-			want: step{again: others}, pods: "[pending orphan running]"},
-		"no pods": {rules: policy(PodsNone), s: claimState{claim: shared, pods: pods},
-			want: step{again: others}},
-		"an unknown policy deletes no pod": {rules: policy("some"), s: claimState{claim: shared, pods: pods},
-			want: step{again: others}},
+		"the last finalizer after the pods": {s: claimState{claim: enforced, pods: pods}, want: step{release: true}, pods: "[a b]"},
+		"all pods but those that are being deleted": {s: claimState{claim: shared, pods: pods}, want: step{again: others},
+			pods: "[a b]"},
 		"other finalizers": {s: claimState{claim: deletingWith("x/y", testFinalizer)},
 			want: step{again: others}},
 		"ours is the last finalizer": {s: claimState{claim: enforced}, want: step{release: true}},
@@ -120,23 +110,20 @@ func podNames(pods []*corev1.Pod) string {
 	return fmt.Sprint(names)
 }
 
-func TestRulesRequestOnlyNeededWatches(t *testing.T) {
+func TestNoWatchesWithoutWork(t *testing.T) {
 	tests := map[string]struct {
-		change            func(*Config)
-		idle, pods, nodes bool
+		change func(*Config)
+		idle   bool
 	}{
-		"off":                   {func(c *Config) { c.Mode = ModeOff }, true, false, false},
-		"strip without a name":  {func(c *Config) { c.Mode, c.Obsolete = ModeStrip, nil }, true, false, false},
-		"strip":                 {func(c *Config) { c.Mode = ModeStrip }, false, false, false},
-		"enforce without pods":  {func(c *Config) { c.PodDeletion = PodsNone }, false, false, false},
-		"enforce with all":      {func(c *Config) { c.PodDeletion = PodsAll }, false, true, false},
-		"enforce with orphaned": {nil, false, true, true},
+		"off":                  {func(c *Config) { c.Mode = ModeOff }, true},
+		"strip without a name": {func(c *Config) { c.Mode, c.Obsolete = ModeStrip, nil }, true},
+		"strip":                {func(c *Config) { c.Mode = ModeStrip }, false},
+		"enforce":              {nil, false},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			r := testRules(tt.change)
-			if r.idle() != tt.idle || r.needPods() != tt.pods || r.needNodes() != tt.nodes {
-				t.Errorf("idle %v, pods %v, nodes %v", r.idle(), r.needPods(), r.needNodes())
+			if r := testRules(tt.change); r.idle() != tt.idle {
+				t.Errorf("idle %v", r.idle())
 			}
 		})
 	}
@@ -145,10 +132,10 @@ func TestRulesRequestOnlyNeededWatches(t *testing.T) {
 // FuzzFinalizerSteps checks the conditions of every deletion and release, for any finalizers of the claim and
 // any state of its pod.
 func FuzzFinalizerSteps(f *testing.F) {
-	f.Add(uint8(0), uint8(0), "all")
-	f.Add(uint8(7), uint8(255), "orphaned")
-	f.Fuzz(func(t *testing.T, flags, podFlags uint8, policy string) {
-		r := testRules(func(c *Config) { c.PodDeletion = PodDeletion(policy) })
+	f.Add(uint8(0), false)
+	f.Add(uint8(7), true)
+	f.Fuzz(func(t *testing.T, flags uint8, leaving bool) {
+		r := testRules(nil)
 		pvc := claimWith()
 		for i, name := range []string{testFinalizer, testObsolete, "x/y", testFinalizer} {
 			if flags&(1<<i) != 0 {
@@ -158,15 +145,11 @@ func FuzzFinalizerSteps(f *testing.F) {
 		if flags&16 != 0 {
 			pvc.DeletionTimestamp = &metav1.Time{Time: testNow}
 		}
-		pod := podOn("", "p")
-		if podFlags&1 != 0 {
-			pod.Spec.NodeName = "n"
-		}
-		if podFlags&2 != 0 {
+		pod := podOf("p")
+		if leaving {
 			terminating(pod)
 		}
-		s := claimState{claim: pvc, pods: []*corev1.Pod{pod}, podsUnknown: flags&32 != 0, lost: map[string]bool{"n": podFlags&4 != 0},
-			now: testNow}
+		s := claimState{claim: pvc, pods: []*corev1.Pod{pod}, podsUnknown: flags&32 != 0, now: testNow}
 		got := r.decide(s)
 		enforced := pvc.DeletionTimestamp != nil && slices.Contains(pvc.Finalizers, testFinalizer)
 		if (len(got.pods) > 0 || got.release) && (!enforced || s.podsUnknown || got.strip) {

@@ -27,7 +27,7 @@ func newFixture(t *testing.T, change func(f *fixture)) *fixture {
 	f := &fixture{Fixture: claimtest.New(t)}
 	f.cfg = Config{
 		Settings: f.Settings(),
-		Mode:     ModeOff, Finalizer: f.Driver + "/pvc", PodDeletion: PodsOrphaned, PodDeletionGrace: -1,
+		Mode:     ModeOff, Finalizer: f.Driver + "/pvc",
 	}
 	change(f)
 	f.start()

@@ -31,11 +31,8 @@ func strip(f *fixture) {
 func (f *fixture) obsolete(i int) string { return f.cfg.Obsolete[i] }
 
 // enforce selects the mode enforce.
-func enforce(policy PodDeletion, grace time.Duration) func(*fixture) {
-	return func(f *fixture) {
-		f.cfg.Mode, f.cfg.PodDeletion, f.cfg.PodDeletionGrace = ModeEnforce, policy, grace
-		f.cfg.Obsolete = []string{f.Namespace + ".topolvm.cybozu.com/pvc"}
-	}
+func enforce(f *fixture) {
+	f.cfg.Mode, f.cfg.Obsolete = ModeEnforce, []string{f.Namespace + ".topolvm.cybozu.com/pvc"}
 }
 
 func TestNodecontrollerScenarioStrip(t *testing.T) {
@@ -154,7 +151,7 @@ func TestNodecontrollerScenarioStrip(t *testing.T) {
 
 func TestNodecontrollerScenarioEnforce(t *testing.T) {
 	t.Run("058_all_pods", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsAll, time.Second))
+		f := newFixture(t, enforce)
 		f.Claim("c", withFinalizers(f.cfg.Finalizer))
 		f.Claim("d", withFinalizers(f.cfg.Finalizer))
 		f.Pod("a", "c", f.Node("n"), nil)
@@ -175,18 +172,8 @@ func TestNodecontrollerScenarioEnforce(t *testing.T) {
 			t.Errorf("the event says %q", message)
 		}
 	})
-	t.Run("058_the_grace_of_the_pod", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsAll, -1))
-		f.Claim("c", withFinalizers(f.cfg.Finalizer))
-		f.Pod("a", "c", "n", func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = new(int64(77)) })
-		f.DeleteClaim("c")
-		f.PodDeleted("a")
-		if a := f.PodNow("a"); a == nil || a.DeletionGracePeriodSeconds == nil || *a.DeletionGracePeriodSeconds != 77 {
-			t.Errorf("pod a is %+v", a)
-		}
-	})
 	t.Run("058_a_claim_without_the_finalizer", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsAll, 0))
+		f := newFixture(t, enforce)
 		f.Claim("c", nil)
 		a := f.Pod("a", "c", "n", nil)
 		f.DeleteClaim("c")
@@ -195,7 +182,7 @@ func TestNodecontrollerScenarioEnforce(t *testing.T) {
 		f.Requested()
 	})
 	t.Run("058_a_pod_that_comes_later", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsAll, 0))
+		f := newFixture(t, enforce)
 		f.Claim("c", withFinalizers(f.cfg.Finalizer))
 		f.DeleteClaim("c")
 		f.settles()
@@ -203,7 +190,7 @@ func TestNodecontrollerScenarioEnforce(t *testing.T) {
 		f.PodDeleted("a")
 	})
 	t.Run("058_another_claim_of_the_name", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsAll, 0))
+		f := newFixture(t, enforce)
 		// After the claim was cached, it is deleted by force and recreated.
 		var once sync.Once
 		f.On(func(_ http.ResponseWriter, r *http.Request) bool {
@@ -232,7 +219,7 @@ func TestNodecontrollerScenarioEnforce(t *testing.T) {
 		}
 	})
 	t.Run("058_another_pod_of_the_name", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsAll, 0))
+		f := newFixture(t, enforce)
 		f.Claim("d", nil)
 		var once sync.Once
 		f.On(func(_ http.ResponseWriter, r *http.Request) bool {
@@ -256,7 +243,7 @@ func TestNodecontrollerScenarioEnforce(t *testing.T) {
 	})
 	t.Run("058_without_permission", func(t *testing.T) {
 		f := newFixture(t, func(f *fixture) {
-			enforce(PodsAll, 0)(f)
+			enforce(f)
 			f.User = f.ControlPlane.UserConfig(f, f.Namespace)
 			f.Grant(f.Namespace, []string{"persistentvolumeclaims", "pods"}, "get", "patch")
 		})
@@ -271,119 +258,8 @@ func TestNodecontrollerScenarioEnforce(t *testing.T) {
 		f.Grant(f.Namespace+"-more", []string{"pods"}, "delete")
 		f.PodDeleted("a")
 	})
-	t.Run("059_orphaned_pods", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsOrphaned, -1))
-		live, leaving := f.Node("live"), f.Node("leaving")
-		f.Terminate(leaving)
-		f.Claim("c", withFinalizers(f.cfg.Finalizer))
-		running := f.Pod("running", "c", live, nil)
-		f.Pod("pending", "c", "", nil)
-		f.Pod("absent", "c", f.Namespace+"-absent", nil)
-		f.Pod("leaving", "c", leaving, nil)
-		f.DeleteClaim("c")
-		for _, name := range []string{"pending", "absent", "leaving"} {
-			f.PodDeleted(name)
-		}
-		f.settles()
-		f.Unchanged(running)
-		f.HasFinalizers("c", f.cfg.Finalizer, claimtest.PVCProtection)
-	})
-	t.Run("059_pending_pods", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsPending, -1))
-		f.Claim("c", withFinalizers(f.cfg.Finalizer))
-		absent := f.Pod("absent", "c", f.Namespace+"-absent", nil)
-		f.Pod("pending", "c", "", nil)
-		f.DeleteClaim("c")
-		f.PodDeleted("pending")
-		f.settles()
-		f.Unchanged(absent)
-	})
-	t.Run("059_no_pods", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsNone, -1))
-		f.Claim("c", withFinalizers(f.cfg.Finalizer))
-		pending := f.Pod("pending", "c", "", nil)
-		f.DeleteClaim("c")
-		f.Unprotect("c")
-		f.ClaimGone("c")
-		f.Unchanged(pending)
-	})
-	t.Run("059_a_pod_that_is_scheduled_meanwhile", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsOrphaned, -1))
-		live := f.Node("live")
-		var once sync.Once
-		f.On(func(_ http.ResponseWriter, r *http.Request) bool {
-			if r.Method == http.MethodDelete {
-				once.Do(func() {
-					f.Must(f.Client.CoreV1().Pods(f.Namespace).Bind(t.Context(),
-						&corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Target: corev1.ObjectReference{Kind: "Node", Name: live}},
-						metav1.CreateOptions{}))
-				})
-			}
-			return false
-		})
-		f.Claim("c", withFinalizers(f.cfg.Finalizer))
-		f.Pod("a", "c", "", nil)
-		f.DeleteClaim("c")
-		f.Counted(f.c.actions.WithLabelValues(actionDeletePod, "conflict"), 1)
-		f.settles()
-		if a := f.PodNow("a"); a == nil || a.DeletionTimestamp != nil || a.Spec.NodeName != live {
-			t.Errorf("pod a is %+v", a)
-		}
-	})
-	t.Run("059_a_node_that_cannot_be_read", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsOrphaned, -1))
-		var failing atomic.Bool
-		var asked atomic.Int32
-		failing.Store(true)
-		f.On(func(w http.ResponseWriter, r *http.Request) bool {
-			if !strings.Contains(r.URL.Path, "/nodes/") || !failing.Load() {
-				return false
-			}
-			asked.Add(1)
-			http.Error(w, "refused by the test", http.StatusInternalServerError)
-			return true
-		})
-		f.Claim("c", withFinalizers(f.cfg.Finalizer))
-		a := f.Pod("a", "c", f.Namespace+"-absent", nil)
-		f.DeleteClaim("c")
-		kubetest.Eventually(t, "the node is asked for twice", func(context.Context) error {
-			if asked.Load() < 2 {
-				return errors.New("it is not")
-			}
-			return nil
-		})
-		f.Unchanged(a)
-		failing.Store(false)
-		f.PodDeleted("a")
-	})
-	t.Run("059_a_node_that_is_new_to_the_cache", func(t *testing.T) {
-		// The watch never returns the node; the API server has it.
-		f := newFixture(t, func(f *fixture) {
-			enforce(PodsOrphaned, -1)(f)
-			f.Watch = kubetest.Proxy(f.T, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-				if strings.HasSuffix(r.URL.Path, "/nodes") {
-					q := r.URL.Query()
-					q.Set("fieldSelector", "metadata.name=none")
-					r.URL.RawQuery = q.Encode()
-				}
-				pass.ServeHTTP(w, r)
-			})
-		})
-		f.Claim("c", withFinalizers(f.cfg.Finalizer))
-		a := f.Pod("a", "c", f.Node("live"), nil)
-		f.DeleteClaim("c")
-		read := func(r claimtest.Request) bool { return r.Line == "GET nodes/"+f.Namespace+"-live" }
-		kubetest.Eventually(t, "the Node is read", func(context.Context) error {
-			if requests := f.Requests(); !slices.ContainsFunc(requests, read) {
-				return fmt.Errorf("requests %v", requests)
-			}
-			return nil
-		})
-		f.settles()
-		f.Unchanged(a)
-	})
 	t.Run("060_finalizer_twice", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsOrphaned, -1))
+		f := newFixture(t, enforce)
 		f.Claim("c", withFinalizers(f.cfg.Finalizer, f.cfg.Finalizer))
 		f.Unprotect("c")
 		f.DeleteClaim("c")
@@ -392,7 +268,7 @@ func TestNodecontrollerScenarioEnforce(t *testing.T) {
 		f.Requested("PATCH persistentvolumeclaims/c")
 	})
 	t.Run("060_with_an_obsolete_one", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsOrphaned, -1))
+		f := newFixture(t, enforce)
 		f.Claim("c", withFinalizers(f.cfg.Finalizer, f.obsolete(0), f.cfg.Finalizer))
 		f.HasFinalizers("c", f.cfg.Finalizer, f.cfg.Finalizer, claimtest.PVCProtection)
 		f.DeleteClaim("c")
@@ -400,7 +276,7 @@ func TestNodecontrollerScenarioEnforce(t *testing.T) {
 		f.ClaimGone("c")
 	})
 	t.Run("061_ephemeral_volume", func(t *testing.T) {
-		f := newFixture(t, enforce(PodsAll, 0))
+		f := newFixture(t, enforce)
 		ephemeral := func(pod *corev1.Pod) {
 			pod.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
 				VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: f.ClaimSpec()},

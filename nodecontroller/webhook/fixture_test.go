@@ -39,7 +39,7 @@ import (
 
 func TestMain(m *testing.M) { kubetest.Main(m) }
 
-// The names of the profile topolvm, but for that of the driver, which is another one in
+// The names of TopoLVM, but for that of the driver, which is another one in
 // each test so that the classes of one do not concern the next.
 func testConfig(driver string) Config {
 	return Config{

@@ -484,6 +484,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		modeTopolvm + "provisioner: {enabled: false}":                      "provisioner.enabled: mode topolvm runs this role",
 		"mode: topolvm":                                                    "driver.name: mode topolvm serves topolvm.io",
 		"useLegacy: true":                                                  "useLegacy: only with mode topolvm",
+		"extraArgs: [--profile=topolvm]":                                   "unknown flag",
 		"extraArgs: [--resize-nudge]":                                      "set nodecontroller.resizeNudge",
 		"extraArgs: [--enable-webhooks]":                                   "set nodecontroller.webhooks.enabled",
 		"extraArgs: [--enable-capacity=false]":                             "set capacity.enabled",
@@ -876,8 +877,10 @@ func TestChartNotes(t *testing.T) {
 		"":                           {"rollout status deployment/csi-controller"},
 		"mode: node\nhttpPort: 9080": {"rollout status daemonset/csi-controller", "localhost:9080", "another release"},
 		"secrets: {cluster: true}":   {"can read Secrets in all namespaces"},
-		"nodecontroller: {enabled: true, nodeCleanup: claims}": {"deletes PVCs of deleted nodes, if the PVC or its StorageClass opts in."},
-		modeTopolvm: {"for the driver topolvm.io", "deletes PVCs of deleted nodes."},
+		modeTopolvm:                  {"for the driver topolvm.io", "deletes PVCs of deleted nodes."},
+		"nodecontroller: {enabled: true, nodeCleanup: claims}": {
+			"deletes PVCs of deleted nodes, if the PVC or its StorageClass opts in."},
+		"nodecontroller: {enabled: true, nodeCleanup: volumes, nodeCleanupScope: all}": {"deletes PVCs of deleted nodes."},
 	} {
 		notes, err := tool(t, "", "notes", chart, "csi-controller", exampleNamespace, exampleDriver(t), valuesFile(t, values))
 		for _, text := range texts {

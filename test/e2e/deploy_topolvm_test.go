@@ -32,8 +32,8 @@ func TestModeTopolvm(t *testing.T) {
 		"overlay": {kustomized(t, overlays+"topolvm"), []string{"node-cleanup claims", "enable-webhooks false"}, false},
 		"chart":   {charted(t, modeTopolvm), []string{"node-cleanup claims", "pvc-finalizer-mode strip", "resize-nudge true"}, false},
 		"more": {charted(t, modeTopolvm+"useLegacy: true\nsnapshotter: {enabled: false}\ncapacity: {enabled: false}\n"+
-			"nodecontroller: {nodeCleanup: report, webhooks: {enabled: true}}"),
-			[]string{"node-cleanup report", "enable-webhooks true", "cert-dir /certs"}, true},
+			"nodecontroller: {nodeCleanup: report, pvcFinalizerMode: enforce, webhooks: {enabled: true}}"),
+			[]string{"node-cleanup report", "pvc-finalizer-mode enforce", "enable-webhooks true", "cert-dir /certs"}, true},
 	} {
 		c := podOf(t, test.objects).Containers[0]
 		out, err := exec.Command(path, append(slices.Clone(c.Args), "--print-config")...).CombinedOutput()

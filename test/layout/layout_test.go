@@ -95,6 +95,7 @@ var allowed = map[string][]string{
 	"nodecontroller": {
 		"election", "metrics", "internal/claimloop", "internal/keylock", "internal/kube", "internal/workloop", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
+		"topolvm", // the names of its driver
 	},
 	"nodecontroller/nodecleanup":  {"election", "internal/keylock", "internal/kube", "internal/workloop"},
 	"nodecontroller/pvcfinalizer": {"election", "internal/claimloop", "internal/kube"},

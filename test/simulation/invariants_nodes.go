@@ -123,7 +123,7 @@ func (s *simulation) nodeControllerDeletes(from *replica, r apiserver.Request) {
 
 // releasedNode checks a successful patch of a Node, which was before, if it removes the finalizer while the Node is being deleted.
 func (s *simulation) releasedNode(from *replica, before *corev1.Node) {
-	finalizer, _ := nodecontroller.Finalizers(driverName)
+	finalizer := nodecontroller.NodeFinalizer(driverName)
 	has := func(node *corev1.Node) bool { return node != nil && slices.Contains(node.Finalizers, finalizer) }
 	if before == nil || before.DeletionTimestamp == nil || !has(before) || has(s.cluster.Node(before.Name)) {
 		return
@@ -231,7 +231,7 @@ func (s *simulation) recordOf(name string) (record nodecleanup.LostNode) {
 func (s *simulation) mayCleanUpAfter(name string, node, csiNode runtime.Object) error {
 	record, now := s.recordOf(name), time.Now()
 	deleting, _ := node.(*corev1.Node)
-	finalizer, _ := nodecontroller.Finalizers(driverName)
+	finalizer := nodecontroller.NodeFinalizer(driverName)
 	near := func(a absence) bool {
 		return a.from.Before(record.Since.Add(time.Second)) && (a.to.IsZero() || a.to.After(record.Since.Add(-missingGrace/2)))
 	}
@@ -297,7 +297,7 @@ func (s *simulation) checkNodes() {
 	if !s.scale.features.Nodes {
 		return
 	}
-	finalizer, _ := nodecontroller.Finalizers(driverName)
+	finalizer := nodecontroller.NodeFinalizer(driverName)
 	for _, name := range s.cluster.Nodes {
 		node := s.cluster.Node(name)
 		if node != nil && node.DeletionTimestamp == nil { // its record ends

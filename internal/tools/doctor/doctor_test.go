@@ -87,13 +87,13 @@ func TestSidecarsOfAPod(t *testing.T) {
 			""},
 		"an image with its old name": {elected, "other", container("", "external-provisioner:v5"), []Status{Warning},
 			"csi-provisioner"},
-		"TopoLVM's controller is kept":      {elected, "mine", topolvm, []Status{OK}, "Keep it"},
-		"TopoLVM's controller, other Lease": {nodecontroller, "other", topolvm, []Status{Warning}, "--profile=topolvm"},
+		"TopoLVM's controller in this pod":  {elected, "mine", topolvm, []Status{Failure}, "remove it"},
+		"TopoLVM's controller, other Lease": {nodecontroller, "other", topolvm, []Status{Warning}, "both are active"},
 		"TopoLVM's controller, Lease of a flag": {
 			elected, "mine", driver("--leader-election-id=x"), []Status{Failure}, "both are active",
 		},
 		"TopoLVM's controller, our Lease by a flag": {
-			nodecontroller, "mine", driver("--leader-election-id", "x"), []Status{OK}, "Keep it",
+			nodecontroller, "mine", driver("--leader-election-id", "x"), []Status{Warning}, "only one of them is active",
 		},
 		"TopoLVM's controller, other namespace": {
 			elected, "other", driver("--leader-election-namespace=y"), []Status{Warning}, "both are active",

@@ -57,7 +57,7 @@ func (e *examination) askDriver(ctx context.Context) {
 		return
 	}
 	if e.in.DriverName != "" && e.in.DriverName != answer.Name {
-		e.add("driver", Failure, "correct --driver-name or --profile, or connect to the socket of that driver",
+		e.add("driver", Failure, "correct --driver-name, or connect to the socket of that driver",
 			"the name of the driver is %q, but the settings have %q", answer.Name, e.in.DriverName)
 	} else {
 		e.ok("driver", "%s, version %s", answer.Name, answer.VendorVersion)

@@ -66,16 +66,12 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 			effect = "both are active, because in one pod both hold the Lease"
 		}
 		switch {
-		case role.Sidecar == topolvm && shared:
-			check.Status, check.Message = OK, check.Message+". Keep it, because it contains the driver; "+effect
-		case role.Sidecar == topolvm:
-			check.Hint = "set --profile=topolvm, --leader-election and its --leader-election-id and --leader-election-namespace: " + effect
 		case samePod:
 			check.Hint = "remove it, because " + program + " runs in the same pod. Until then " + effect
 		default:
 			check.Hint = "if it serves the same driver, remove it. Until then " + effect
 		}
-		if samePod && check.Status != OK {
+		if samePod {
 			check.Status = Failure
 		}
 		found = append(found, check)
@@ -83,8 +79,7 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 	return found
 }
 
-// The controller of TopoLVM contains the driver, and holds its Lease unless leader election is
-// disabled.
+// The controller of TopoLVM holds its Lease unless leader election is disabled.
 const (
 	topolvm      = "topolvm-controller"
 	topolvmLease = "topolvm"

@@ -107,7 +107,7 @@ func (f *facts) isExpired(lease *coordinationv1.Lease) bool {
 // needsNodecontroller reports whether the nodecontroller of driver has work: a deleted node with its finalizer, or the
 // record of a lost node.
 func (f *facts) needsNodecontroller(driver string) bool {
-	finalizer, _ := nodecontroller.Finalizers(driver)
+	finalizer := nodecontroller.NodeFinalizer(driver)
 	if f.node.found && f.node.value.DeletionTimestamp != nil && slices.Contains(f.node.value.Finalizers, finalizer) {
 		return true
 	}

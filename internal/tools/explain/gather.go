@@ -268,13 +268,8 @@ func (g *gatherer) driver(ctx context.Context, roles ...string) {
 func (g *gatherer) lease(ctx context.Context, role, driver string) {
 	names := map[string]func(string) string{
 		roleProvisioner: provisioner.LeaseName, roleAttacher: attacher.LeaseName,
-		roleNodecontroller: func(driver string) string {
-			if driver == "topolvm.io" || driver == "topolvm.cybozu.com" {
-				return "topolvm" // that of its profiles and of topolvm-controller
-			}
-			return nodecontroller.LeaseName(driver)
-		},
-		roleResizer: func(driver string) string { return "external-resizer-" + election.Sanitize(driver) },
+		roleNodecontroller: nodecontroller.LeaseName,
+		roleResizer:        func(driver string) string { return "external-resizer-" + election.Sanitize(driver) },
 		roleSnapshotter: func(driver string) string {
 			return election.Sanitize("external-snapshotter-leader-" + strings.ReplaceAll(driver, "/", "-"))
 		},

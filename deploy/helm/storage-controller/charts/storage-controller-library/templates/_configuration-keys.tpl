@@ -128,13 +128,10 @@ nodecontroller.node-finalizer-timeout
 nodecontroller.node-finalizer-wait-for-others
 nodecontroller.node-missing-grace
 nodecontroller.nodecontroller-workers
-nodecontroller.profile
 nodecontroller.pv-release-grace
 nodecontroller.pvc-finalizer
 nodecontroller.pvc-finalizer-mode
 nodecontroller.pvc-obsolete-finalizers
-nodecontroller.pvc-pod-deletion
-nodecontroller.pvc-pod-deletion-grace
 nodecontroller.resize-annotation
 nodecontroller.resize-nudge
 nodecontroller.retry-interval-max
@@ -153,7 +150,6 @@ otlp-endpoint
 otlp-sampling-ratio
 prevent-volume-mode-conversion
 probe-timeout
-profile
 profiling-bind-address
 provisioner
 provisioner.cloning-protection-threads
@@ -180,8 +176,6 @@ pv-release-grace
 pvc-finalizer
 pvc-finalizer-mode
 pvc-obsolete-finalizers
-pvc-pod-deletion
-pvc-pod-deletion-grace
 reconcile-sync
 resize-annotation
 resize-nudge

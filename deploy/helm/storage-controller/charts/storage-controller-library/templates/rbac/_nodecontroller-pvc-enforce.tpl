@@ -1,6 +1,5 @@
 {{- define "storage-controller.permissions.nodecontroller-pvc-enforce" -}}
-# --pvc-finalizer-mode=enforce. With --pvc-pod-deletion=none the rule for
-# pods is not needed.
+# --pvc-finalizer-mode=enforce, for TopoLVM.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
