@@ -179,6 +179,16 @@ func (c Config) validateService() error {
 	return errors.Join(errs...)
 }
 
+// served returns the driver with the capabilities that the service reports, as a client reads them.
+func (c serviceConfig) served() csiclient.Driver {
+	d := csiclient.Driver{Name: c.driver()}
+	d.Plugin = csiclient.PluginCapabilities{ControllerService: true, VolumeAccessibilityConstraints: true, ExpandOnline: true,
+		ExpandOffline: true}
+	d.Controller = csiclient.ControllerCapabilities{CreateDeleteVolume: true, CloneVolume: true, GetCapacity: true, ExpandVolume: true,
+		CreateDeleteSnapshot: true}
+	return d
+}
+
 // serviceGrant returns the permissions of a command that serves driver.
 func serviceGrant(driver string) doctor.Grant {
 	other := topolvm.LegacyDriver

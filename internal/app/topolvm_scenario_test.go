@@ -19,6 +19,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr/funcr"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -269,6 +270,18 @@ func TestTopolvmScenario(t *testing.T) {
 		}
 		if _, body := p.get(p.metrics, "/metrics"); !strings.Contains(body, "storage_controller_topolvm_panics_total") {
 			t.Error("the metrics of the service are missing")
+		}
+		cfg := csiclient.DefaultConfig()
+		cfg.Address = p.socket
+		client, err := csiclient.New(cfg, prometheus.NewRegistry())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { client.Close() })
+		driver, err := client.Connect(t.Context())
+		driver.VendorVersion = ""
+		if served := (serviceConfig{Served: true}).served(); err != nil || driver != served {
+			t.Errorf("a client reads %+v, doctor assumes %+v: %v", driver, served, err)
 		}
 	})
 	t.Run("085_permissions", func(t *testing.T) {

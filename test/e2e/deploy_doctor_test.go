@@ -85,6 +85,7 @@ func TestDoctorOfTheInstallations(t *testing.T) {
 			if strings.Contains(file, "topolvm") {
 				driver = topolvm.Driver
 				topolvmtest.Install(t, e.client, driver)
+				topolvmtest.Start(t, e.cp.Config(), topolvmtest.Config{Driver: driver, Name: e.ns + "-a", Classes: topolvmtest.Classes()})
 			} else {
 				e.csiDriver(storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)})
 			}
