@@ -165,8 +165,8 @@ func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {
 		step := t.c.driver.decide(s)
 		log.V(2).Info("Decided", "action", step.action, "reason", step.reason)
 		if step.action == doNothing {
-			if va := s.attachment; va != nil && va.Status.Attached && va.DeletionTimestamp == nil {
-				t.settle(va.UID) // the response to the write of the status was lost
+			if s.showsResult() {
+				t.settle(s.attachment.UID)
 			}
 			return time.Time{}, nil
 		}

@@ -24,9 +24,13 @@
 //	deletionTimestamp ─► unpublished, finalizer removed ─► deleted
 //	deleted by force during the publish ─► unpublished, retried until the term ends
 //
-// Both RPCs follow the rules of package intent. record.go has what a VolumeAttachment records about its calls: the finalizer with the
-// annotations. ledger.go has the calls of the term, undo.go those whose VolumeAttachment was deleted by force, list_volumes.go the
-// comparison with the driver, and volume_finalizer.go the finalizer of PersistentVolumes.
+// Both RPCs follow the rules of package intent.
+//
+//   - record.go: what a VolumeAttachment records about its calls: the finalizer with the annotations, and the status;
+//   - ledger.go: the calls of the term;
+//   - undo.go: those whose VolumeAttachment was deleted by force, also the log at the end of the term;
+//   - list_volumes.go: the comparison with the driver;
+//   - volume_finalizer.go: the finalizer of PersistentVolumes.
 //
 // A driver without PUBLISH_UNPUBLISH_VOLUME is never called. Its VolumeAttachments are marked attached, and finalizers from an earlier
 // version of the driver are removed.

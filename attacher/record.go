@@ -83,6 +83,12 @@ func (d driver) mayBePublished(va *storagev1.VolumeAttachment) bool {
 	return va.Spec.Attacher == d.name && slices.Contains(va.Finalizers, d.finalizer)
 }
 
+// showsResult reports whether the status shows the result of the call, also if the response to its write was lost.
+func (s attachmentState) showsResult() bool {
+	va := s.attachment
+	return va != nil && va.Status.Attached && va.DeletionTimestamp == nil
+}
+
 // detachSource returns the volume to unpublish. It comes from the annotations when the PersistentVolume was deleted or a different one has
 // its name now. A call of this term takes precedence over both.
 func (d driver) detachSource(s attachmentState) (source, error) {

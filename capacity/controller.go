@@ -16,6 +16,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	typedstoragev1 "k8s.io/client-go/kubernetes/typed/storage/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -44,8 +45,6 @@ type Deps struct {
 	Namespace string
 	// Owner reference of the objects; nil for none. See [FindOwner].
 	Owner *metav1.OwnerReference
-	// Beta selects storage.k8s.io/v1beta1. See [Beta].
-	Beta bool
 	// Topology of this node in distributed provisioning (CSI spec, "NodeGetInfo").
 	Topology map[string]string
 }
@@ -55,7 +54,7 @@ type Controller struct {
 	cfg      Config
 	deps     Deps
 	template template
-	client   objectClient
+	client   typedstoragev1.CSIStorageCapacityInterface
 
 	published kube.Informer[*storagev1.CSIStorageCapacity]
 	classes   kube.Informer[*storagev1.StorageClass]
@@ -95,8 +94,8 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		c.nodes, c.csiNodes = deps.Informers.Nodes(), deps.Informers.CSINodes()
 	}
 	c.classes = deps.Informers.Classes()
-	c.published = deps.Informers.Capacities(deps.Namespace, c.template.labels, deps.Beta)
-	c.client = newObjectClient(deps.Client, deps.Namespace, deps.Beta)
+	c.published = deps.Informers.Capacities(deps.Namespace, c.template.labels)
+	c.client = deps.Client.StorageV1().CSIStorageCapacities(deps.Namespace)
 	return c, nil
 }
 

@@ -7,12 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -79,4 +82,37 @@ func readMetadata(
 		}
 	}
 	return nil, apierrors.NewNotFound(version.WithResource(ref.Kind).GroupResource(), ref.Name)
+}
+
+// answers is the number of transient errors of the API server, over half a minute, after which retry gives up.
+const answers = 8
+
+// retry repeats f with back-off while it returns a transient error, and returns the last one. It gives up when ctx ends and, so
+// that the other roles start, after some responses of the API server. Without a response, no role can work.
+func retry(ctx context.Context, f func() error) error {
+	pause := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Cap: 10 * time.Second, Steps: 100}
+	var last error
+	answered := 0
+	err := pause.DelayFunc().Until(ctx, true, true, func(context.Context) (bool, error) {
+		last = f()
+		switch {
+		case last == nil:
+			return true, nil
+		case kube.IsNotFound(last), apierrors.IsForbidden(last), apierrors.IsUnauthorized(last), apierrors.IsBadRequest(last):
+			return false, last
+		}
+		var response apierrors.APIStatus
+		if errors.As(last, &response) {
+			answered++
+			if answered == answers {
+				return false, last
+			}
+		}
+		klog.FromContext(ctx).Info("Starting the capacity role waits for the API server", "err", last)
+		return false, nil
+	})
+	if err != nil && last != nil {
+		return last
+	}
+	return err
 }

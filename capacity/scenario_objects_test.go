@@ -23,6 +23,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
@@ -667,6 +668,26 @@ func TestCapacityScenarioAdoption(t *testing.T) {
 		f.sameUIDs(before, f.published(zoneA, zoneB))
 		f.asked(2)
 		writes.are(t, http.MethodPatch)
+	})
+	t.Run("027_old_value_without_patch", func(t *testing.T) {
+		f := prepare(t, csitest.Config{}, never)
+		f.makeFixture()
+		before := []storagev1.CSIStorageCapacity{*f.existing("fast", "a", "9Gi", nil), *f.existing("fast", "b", "2Gi", nil)}
+		client, err := kubernetes.NewForConfig(kubetest.Proxy(f, f.ControlPlane.Config(),
+			func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+				if r.Method == http.MethodPatch {
+					w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+					w.WriteHeader(http.StatusForbidden)
+					_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+						Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden})
+					return
+				}
+				pass.ServeHTTP(w, r)
+			}))
+		f.Must(err)
+		f.change = func(d *Deps) { d.Client = client }
+		f.start()
+		f.sameUIDs(before, f.published(zoneA, zoneB))
 	})
 	t.Run("028_unknown_class", func(t *testing.T) {
 		f := prepare(t, csitest.Config{}, func(c *Config) { c.RemovalGrace = time.Hour })

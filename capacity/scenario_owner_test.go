@@ -251,9 +251,11 @@ func TestCapacityScenarioOwner(t *testing.T) {
 		set := f.statefulPod()
 		var mu sync.Mutex
 		failures := 2
+		asked := 0
 		proxy := kubetest.Proxy(f, f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			mu.Lock()
 			defer mu.Unlock()
+			asked++
 			if strings.HasSuffix(r.URL.Path, "/driver-0") && failures > 0 {
 				failures--
 				w.WriteHeader(http.StatusBadGateway)
@@ -264,6 +266,11 @@ func TestCapacityScenarioOwner(t *testing.T) {
 		ref, err := f.ownerBy(proxy, "driver-0", 1)
 		f.Must(err)
 		f.refers([]metav1.OwnerReference{*ref}, "StatefulSet", set)
+
+		failures, asked = 100, 0
+		if _, err := f.ownerBy(proxy, "driver-0", 1); err == nil || asked < answers {
+			t.Errorf("of an API server that fails: %v after %d requests", err, asked)
+		}
 	})
 	t.Run("050_owner_is_added", func(t *testing.T) {
 		f := prepare(t, csitest.Config{}, nil)

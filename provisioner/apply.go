@@ -7,16 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
-	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
-	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -106,19 +103,6 @@ func (l *claimLoop) readClaim(ctx context.Context, key claimKey, claim *corev1.P
 	return nil
 }
 
-// takeUp returns the change that takes up the request of a step. Its record gets a new ID. The finalizer alone, which an earlier
-// process or a user has left, has none.
-func (l *claimLoop) takeUp(st step) change {
-	event := intent.Plan
-	if st.resumes {
-		event = intent.Resume
-	}
-	if st.resumes && st.next.resumed == nil {
-		return begin(event, "", st.next)
-	}
-	return begin(event, fmt.Sprintf("%s-%d", l.c.driver.identity, l.c.requests.Add(1)), st.next)
-}
-
 // protectSource takes up a request once its source has the finalizer. A shared lock of the
 // source is held until the request is in the ledger, and counts as a use of the source.
 func (l *claimLoop) protectSource(ctx context.Context, s claimState, step step, r *reads) (change, error) {
@@ -132,35 +116,6 @@ func (l *claimLoop) protectSource(ctx context.Context, s claimState, step step, 
 	}
 	r.failure = nil
 	return l.takeUp(step), nil
-}
-
-// readSecrets reads the secret of a request, whose values are kept no longer than the operation. Before CreateVolume is repeated the
-// secret is read again, because a wrong one may be why the driver does not answer. If that fails, the last values are used.
-func (l *claimLoop) readSecrets(ctx context.Context, c call, r *reads) (change, error) {
-	o := c.Payload
-	values, err := kube.ReadSecret(ctx, l.c.deps.Client, o.plan.Secrets.Provisioner)
-	switch {
-	case err == nil && o.request.Secrets != nil && maps.Equal(values, o.request.Secrets):
-		r.freshSecrets = true
-		return change{}, nil
-	case err == nil:
-		r.freshSecrets = true
-		return secretsRead(o.request, values), nil
-	case o.request.Secrets != nil:
-		r.freshSecrets = true
-		klog.FromContext(ctx).Error(err, "Reading the secret again failed, retrying with the previous values",
-			"secret", klog.KRef(o.plan.Secrets.Provisioner.Namespace, o.plan.Secrets.Provisioner.Name), "stage", stageOf(c))
-		return change{}, nil
-	case c.State != intent.Planned:
-		if kube.IsNotFound(err) {
-			err = cannotRetry(o.plan.VolumeName, err, "Recreate the secret")
-		}
-		l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
-		return change{}, err
-	}
-	// The request is prepared again once the secret or the class is fixed.
-	l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
-	return noVolume(nil), err
 }
 
 // reschedule has the scheduler select another node. cause is nil if its event was sent.

@@ -13,15 +13,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/intent"
-	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
@@ -131,36 +128,6 @@ func (l *claimLoop) finalError(key claimKey, s claimState, err error) (change, e
 		until: time.Now().Add(delay), classUID: s.class.UID, classVersion: o.classVersion, node: selectedNode(o.claim),
 		requestedBytes: capacityRange(o.claim).RequiredBytes, attributes: ptr.Deref(o.claim.Spec.VolumeAttributesClassName, ""),
 	}), nil
-}
-
-// ownerOfRejected returns the object that a rejected volume belongs to, "" for none: a
-// PersistentVolume, or another claim with the same volume name. A driver that returns one
-// volume for two claims, or contradicts itself, must not cause its deletion.
-func (l *claimLoop) ownerOfRejected(ctx context.Context, key claimKey, o operation, complete bool) (string, error) {
-	pv, err := l.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, o.plan.VolumeName, metav1.GetOptions{})
-	switch {
-	case err == nil && (migration.IsInTree(pv) || l.c.driver.isVolume(pv, o.volume())):
-		// In-tree counts as equal: the two sources may have no common handle, as those of vSphere.
-		return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
-	case err != nil && !kube.IsNotFound(err):
-		return "", fmt.Errorf("reading PersistentVolume %q before deleting volume %q: %w", o.plan.VolumeName, o.csiSource.VolumeHandle, err)
-	}
-	if other, found := l.ops.sameVolume(key, o); found {
-		return "claim " + other.String(), nil
-	}
-	others := l.users.others(o.volume())
-	if !complete && len(others) == 0 {
-		others, err = kube.ListAll[*corev1.PersistentVolume](ctx, l.c.deps.Client.CoreV1().PersistentVolumes().List)
-		if err != nil {
-			return "", fmt.Errorf("listing PersistentVolumes before deleting volume %q: %w", o.csiSource.VolumeHandle, err)
-		}
-	}
-	for _, pv := range others {
-		if l.c.driver.isVolume(pv, o.volume()) {
-			return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
-		}
-	}
-	return "", nil
 }
 
 // deleteRejected deletes a volume that was created and cannot be used. read is when its owner was searched.

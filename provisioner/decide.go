@@ -80,7 +80,7 @@ func (d driver) decide(s claimState) step {
 	switch {
 	case s.claim == nil && !inProgress:
 		return step{action: doForget, reason: "ClaimDeleted"}
-	case !inProgress && isProtected(s.claim) && d.recordedFor(s) != d.name:
+	case !inProgress && d.isOfOtherDriver(s):
 		return d.decideOtherDriver(s)
 	case d.isReplaced(s):
 		// As csi-provisioner does. If the new class permits no request, the first one is repeated.
@@ -193,7 +193,7 @@ func (d driver) preparation(s claimState) step {
 	case isReclaimed(s.volume, o.claim):
 		// The driver would answer with the volume that is about to be deleted.
 		return step{action: doWait, reason: "EarlierPVIsDeleted", until: s.now.Add(d.RetryIntervalStart)}
-	case o.plan.Secrets.Provisioner != nil && (o.request.Secrets == nil || s.call.State != intent.Planned && !s.freshSecrets):
+	case s.needsSecret():
 		return step{action: doReadSecrets, reason: "SecretsNeeded"}
 	}
 	return step{}

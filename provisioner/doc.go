@@ -21,10 +21,16 @@
 //
 // # Claims
 //
-// CreateVolume follows the rules of package intent. record.go has its record on the claim, ledger.go the calls of the term, resume.go what
-// follows from the record of an earlier process, and pv_deleted.go what follows from the deletion of a PersistentVolume. The record is
-// the finalizer and the annotation, which has an ID, a hash of the request and its topology. Until it has been written again, the record
-// of an earlier process has another ID.
+// CreateVolume follows the rules of package intent, which decide.go asks. The record is the finalizer and the annotation, which has an ID,
+// a hash of the request and its topology. Until it has been written again, the record of an earlier process has another ID.
+//
+//   - record.go: the record on the claim, and what follows if it cannot be written;
+//   - resume.go: what follows from the record of an earlier process or of another driver, and from a recreated StorageClass;
+//   - ledger.go: the calls of the term, with the number that uses each source;
+//   - secrets.go: when the secret is read, and read again;
+//   - create_volume.go: what a response means;
+//   - handles.go: which claim or PersistentVolume a volume belongs to;
+//   - pv_deleted.go: what follows from the deletion of a PersistentVolume.
 //
 // Logs and /statusz name the states pending (Idle, Settled), requested (Planned, Sent), indeterminate (Unknown), created (Answered),
 // rejected (Undoing) and pvCreated (Settled, and the PersistentVolume is saved).

@@ -287,13 +287,8 @@ func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
 		err = l.patchClaim(ctx, client, s.claim, patch)
 		wait = wait || o.resumed != nil && err != nil && !kube.IsRefused(err) && !apierrors.IsInvalid(err)
 	}
-	newest, exists := l.claims.Get(kube.Key(s.claim))
-	exists = exists && newest.UID == s.claim.UID
-	switch {
-	case l.claims.Outdated(s.claim, err), err == nil && (!exists || patch.AppliedTo(newest)):
+	if err == nil || l.claims.Outdated(s.claim, err) {
 		return change{}, nil
-	case err == nil:
-		err = kube.ErrNotStored
 	}
 	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
 	if !apierrors.IsInvalid(err) || !l.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted

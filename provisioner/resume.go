@@ -67,6 +67,11 @@ func (d driver) decideResume(s claimState) step {
 	return d.begin(s, true, "RecordFound", next)
 }
 
+// isOfOtherDriver reports whether the claim has the record of another driver.
+func (d driver) isOfOtherDriver(s claimState) bool {
+	return isProtected(s.claim) && d.recordedFor(s) != d.name
+}
+
 // decideOtherDriver returns the step for a claim with the record of another driver, which alone can repeat the request.
 func (d driver) decideOtherDriver(s claimState) step {
 	if s.call.Payload.saved {
@@ -78,6 +83,19 @@ func (d driver) decideOtherDriver(s claimState) step {
 
 // recordedFor returns the driver of the record on the claim: that of this process if the record cannot be read.
 func (d driver) recordedFor(s claimState) string { return cmp.Or(kube.RecordedDriver(s.claim), d.name) }
+
+// takeUp returns the change that takes up the request of a step. Its record gets a new ID. The finalizer alone, which an earlier
+// process or a user has left, has none.
+func (l *claimLoop) takeUp(st step) change {
+	event := intent.Plan
+	if st.resumes {
+		event = intent.Resume
+	}
+	if st.resumes && st.next.resumed == nil {
+		return begin(event, "", st.next)
+	}
+	return begin(event, fmt.Sprintf("%s-%d", l.c.driver.identity, l.c.requests.Add(1)), st.next)
+}
 
 // isReadError reports whether err means that an object could not be read, rather than that it does not exist or cannot be used.
 func isReadError(err error) bool {
@@ -232,13 +250,6 @@ func isRotation(requisite, preferred []*csi.Topology) bool {
 	equal := func(a, b *csi.Topology) bool { return proto.Equal(a, b) }
 	first := slices.IndexFunc(requisite, func(s *csi.Topology) bool { return equal(s, preferred[0]) })
 	return first >= 0 && slices.EqualFunc(slices.Concat(requisite[first:], requisite[:first]), preferred, equal)
-}
-
-func secretName(ref corev1.SecretReference) string {
-	if ref.Name == "" {
-		return "none"
-	}
-	return fmt.Sprintf("%q", ref.Namespace+"/"+ref.Name)
 }
 
 // isReplaced reports whether the request is to be prepared again from a class that was recreated. Otherwise neither the state of the

@@ -107,8 +107,11 @@ func (l *claimLoop) protectSnapshot(ctx context.Context) (change, error) {
 func TestClonesShareTheProtectionOfTheirSource(t *testing.T) {
 	const clones = 5
 	for name, patched := range map[string]func(io.Writer) int{
-		"succeeds": func(w io.Writer) int { _, _ = io.WriteString(w, snapshotText); return http.StatusOK },
-		"fails":    func(io.Writer) int { return http.StatusInternalServerError },
+		"succeeds": func(w io.Writer) int {
+			_, _ = io.WriteString(w, strings.Replace(snapshotText, `"uid"`, `"finalizers":["`+kube.SnapshotProtection+`"],"uid"`, 1))
+			return http.StatusOK
+		},
+		"fails": func(io.Writer) int { return http.StatusInternalServerError },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

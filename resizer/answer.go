@@ -135,7 +135,7 @@ func (d driver) expandAnswer(s claimState, a answer) (write step, expected bool)
 	if a.nodeExpansion {
 		write.events = []event{nodeRequired}
 	}
-	return write, s.claim != nil && (s.call.Payload.legacy || s.intends(expand, target{key: a.target}))
+	return write, s.claim != nil && s.intends(expand, target{key: a.target})
 }
 
 // expandedVolume returns the change of a PersistentVolume after its expansion. Its size never decreases.

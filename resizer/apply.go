@@ -204,7 +204,7 @@ func (a *attempt) saveClaim(ctx context.Context, s claimState, step step) error 
 	}
 	tracing.EndOperation(ctx, began, "pvc", a.key.claim(), "persistentVolume", s.claim.Spec.VolumeName)
 	a.remember(intent.Settle, func(m *operationMemory) {
-		*m = operationMemory{stage: m.stage, nodeReset: m.nodeReset, legacy: m.legacy}
+		*m = operationMemory{stage: m.stage, nodeReset: m.nodeReset}
 	})
 	return nil
 }

@@ -244,8 +244,7 @@ func (d driver) intendExpansion(s claimState, t target, status corev1.ClaimResou
 func (d driver) decideExpandOnNode(s claimState, t target) step {
 	allocated, ok := allocatedSize(s.claim)
 	volume := volumeSize(s.volume)
-	recorded := ok && allocated.Cmp(t.size) == 0 && resizeStatus(s.claim) == nodePending ||
-		s.call.Payload.legacy && isTrue(s.claim, corev1.PersistentVolumeClaimFileSystemResizePending)
+	recorded := ok && allocated.Cmp(t.size) == 0 && resizeStatus(s.claim) == nodePending
 	save := step{action: doSaveVolume, reason: "NodeExpansion", target: t}
 	switch {
 	case !recorded && (volume.Cmp(t.size) <= 0 || resizeStatus(s.claim) != nodeInfeasible):

@@ -395,8 +395,6 @@ func TestDecideExpandAnswer(t *testing.T) {
 		"volume saved, claim deleted": {[]func(*claimState){expandAnswer(saved), func(s *claimState) { s.claim = nil }}, doDiscard},
 		"volume saved, claim changed": {[]func(*claimState){sizes("2Gi", "1Gi", "3Gi", controllerInProgress, "2Gi"), expandAnswer(saved)},
 			doDiscard},
-		"volume saved, old API server": {[]func(*claimState){expandAnswer(saved), func(s *claimState) { s.call.Payload.legacy = true }},
-			doSaveClaim},
 		"failed":                   {[]func(*claimState){intended, expandAnswer(failed(final))}, doSaveError},
 		"failed equally":           {[]func(*claimState){intended, expandAnswer(failed(final)), before("x", time.Hour)}, doDiscard},
 		"failed with another text": {[]func(*claimState){intended, expandAnswer(failed(final)), before("y", time.Second)}, doDiscard},

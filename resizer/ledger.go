@@ -58,7 +58,6 @@ type operationMemory struct {
 	// Of expansions only.
 	inUseError bool // the last response was FailedPrecondition
 	waiting    bool // for the end of the use of the volume; the event was sent
-	legacy     bool // the API server does not store allocatedResources
 	nodeReset  nodeReset
 
 	// missingClass is the VolumeAttributesClass for which a modification waits.

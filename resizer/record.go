@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // callOf returns the call of o on claim, whose entry in the ledger is c. Unless the last call of this process was for the target that
@@ -33,9 +34,6 @@ func (o operation) inProgress(claim *corev1.PersistentVolumeClaim) (t target, re
 
 // intends reports whether the claim records that the driver is called with t.
 func (s claimState) intends(o operation, t target) bool {
-	if o == expand && s.call.Payload.legacy {
-		return isTrue(s.claim, corev1.PersistentVolumeClaimResizing)
-	}
 	recorded, ok := o.inProgress(s.claim)
 	return ok && recorded.key == t.key
 }
@@ -53,6 +51,9 @@ func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
 		otherStep = nil
 		err = a.patchClaim(ctx, s, step.claim)
 	}
+	if err == nil {
+		err = a.key.Operation.stored(a.reads.live, step.target)
+	}
 	if err != nil {
 		return a.claimNotWritten(ctx, s, step, err)
 	}
@@ -60,6 +61,17 @@ func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
 	if otherStep != nil {
 		other.reads.live = a.reads.live
 		other.intended(s, *otherStep)
+	}
+	return nil
+}
+
+// stored returns an error unless claim, which is nil without a write, names the target t: a call without a record must not be sent.
+func (o operation) stored(claim *corev1.PersistentVolumeClaim, t target) error {
+	if claim == nil {
+		return nil
+	}
+	if found, _ := o.inProgress(claim); found.key != t.key {
+		return kube.ErrNotStored
 	}
 	return nil
 }
@@ -94,10 +106,6 @@ func (a *attempt) intended(s claimState, step step) {
 		m.missingClass = ""
 		if m.began.IsZero() {
 			m.began = s.now
-		}
-		if a.key.Operation == expand && a.reads.live != nil {
-			_, stored := allocatedSize(a.reads.live)
-			m.legacy = !stored
 		}
 		if step.resets {
 			m.nodeReset = nodeReset{bytesOf(requestedSize(s.claim)), s.now}

@@ -5,6 +5,7 @@ package resizer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -107,8 +108,9 @@ func (a *attempt) retry(s claimState, step step, err error) (bool, error) {
 	return false, err
 }
 
-// isRefusal reports whether the API server has refused the content of a write: err is no lost connection, and the
+// isRefusal reports whether the API server has refused the content of a write, or a part of it: err is no lost connection, and the
 // object was neither deleted nor changed.
 func isRefusal(err error) bool {
-	return apierrors.ReasonForError(err) != metav1.StatusReasonUnknown && !kube.IsNotFound(err) && !apierrors.IsConflict(err)
+	return errors.Is(err, kube.ErrNotStored) ||
+		apierrors.ReasonForError(err) != metav1.StatusReasonUnknown && !kube.IsNotFound(err) && !apierrors.IsConflict(err)
 }

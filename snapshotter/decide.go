@@ -185,9 +185,9 @@ func (d driver) decide(s state) step {
 		pending := cause{blockedRelease, fmt.Sprintf("the snapshot-controller to set annotation %s after the deletion of %s %s/%s",
 			c.deleting, c.ref.Kind, c.ref.Namespace, c.ref.Name)}
 		switch {
-		case row == create && s.call.State == intent.Idle && c.unrecorded() && !s.live:
+		case row == create && c.neverCalled(s.call) && !s.live:
 			return step{action: doReadContent, reason: "Unconfirmed"}
-		case row == create && s.call.State == intent.Idle && c.unrecorded(): // before the release, no record is lost
+		case row == create && c.neverCalled(s.call): // before the release, no record is lost
 			return step{action: doSettle, reason: "NeverCalled"}
 		case !slices.Contains(s.call.Payload.announced, pending.reason):
 			return step{action: doAnnounce, reason: "NotReleased", cause: pending}

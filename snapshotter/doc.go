@@ -23,9 +23,15 @@
 //
 // # Calls
 //
-// CreateSnapshot follows the rules of package intent. record.go has what a content records about it, how that is written, and what it
-// says about the calls of earlier processes; ledger.go has the calls of the term, answer.go what follows from a response, decide_repeat.go
-// the repetitions during a deletion, and undo.go the undo after the content was deleted.
+// CreateSnapshot follows the rules of package intent.
+//
+//   - record.go: what a content records about it and says about the calls of earlier processes, how the record is written, and what
+//     follows if it is refused;
+//   - ledger.go: the calls of the term;
+//   - decide.go: what a content without a snapshot gets, also when a call is recorded for the first time;
+//   - answer.go: what follows from a response, and from a user who removes the annotation during the wait;
+//   - decide_repeat.go: the repetitions during a deletion;
+//   - undo.go: the undo after the content was deleted.
 //
 // # Loops
 //

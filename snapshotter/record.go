@@ -51,6 +51,9 @@ func (c *content) calledBefore() bool {
 // unrecorded reports whether c has no record of a CreateSnapshot.
 func (c *content) unrecorded() bool { return !c.has(c.creating) && !c.has(AnnRequest) }
 
+// neverCalled reports whether no CreateSnapshot was sent for c, unless the cache lacks a record.
+func (c *content) neverCalled(e entry) bool { return e.State == intent.Idle && c.unrecorded() }
+
 // suspected reports whether nothing but the lack of a record speaks for a CreateSnapshot.
 func (c *content) suspected(e entry) bool { return e.Payload.inherited && c.unrecorded() }
 
@@ -138,20 +141,18 @@ func (l *loop) record(ctx context.Context, c *content, step step) error {
 	if step.again {
 		step.change.SetAnnotations = map[string]string{AnnRequest: step.request.encodeAgain()}
 	}
-	stored, err := l.objects.Patch(ctx, l.writer, c, step.change)
+	_, err := l.objects.Patch(ctx, l.writer, c, step.change)
 	newest, exists := l.newest(c)
 	switch {
-	case err == nil && (!exists || step.change.AppliedTo(stored)):
+	case err == nil:
 		if step.again {
 			l.remember(c.UID, func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
-		} else if l.ledger.Get(c.UID).State == intent.Idle && c.unrecorded() { // nothing was sent before
+		} else if c.neverCalled(l.ledger.Get(c.UID)) {
 			return l.plan(c, intent.Plan, step.request)
 		}
 		return nil
 	case l.objects.Outdated(c, err):
 		return nil // decide again
-	case err == nil:
-		err = kube.ErrNotStored
 	case exists && apierrors.IsInvalid(err) && newest.terminating() && !c.terminating():
 		return nil // it is being deleted: decide again
 	}
@@ -160,7 +161,7 @@ func (l *loop) record(ctx context.Context, c *content, step step) error {
 	switch {
 	case !step.again:
 		return l.report(ctx, c, doReportCreation, err, cause{})
-	case errors.Is(err, kube.ErrNotStored), kube.IsRefused(err), apierrors.IsInvalid(err): // the repetition does without
+	case kube.IsRefused(err), apierrors.IsInvalid(err): // the repetition does without
 		l.eventOnce(c, "record", warning, c.deleted, err.Error())
 		return l.happened(c.UID, intent.Refuse, nil)
 	}

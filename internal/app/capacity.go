@@ -161,9 +161,6 @@ func buildCapacity(ctx context.Context, s *shared, config *rest.Config) (control
 	if deps.Owner, err = findOwner(ctx, s.settings, config); err != nil {
 		return nil, err
 	}
-	if deps.Beta, err = capacity.Beta(ctx, client.Discovery()); err != nil {
-		return nil, err
-	}
 	if cfg.NodeDeployment {
 		node, err := s.csi.NodeInfo(ctx)
 		if err != nil {

@@ -44,7 +44,7 @@ var nodecontrollerRole = Role{
 	timeout:  func(s settings.Settings) time.Duration { return nodecontrollerConfig(s).Timeout },
 	lease: func(s settings.Settings, driver string) string {
 		cfg, _, err := nodecontrollerConfig(s).Resolve(driver)
-		if err != nil { // prepareNodecontroller reports it
+		if err != nil { // prepare reports it
 			cfg, _, _ = nodecontroller.DefaultConfig().Resolve(driver)
 		}
 		return cfg.LeaderElectionID

@@ -110,7 +110,7 @@ func claimOptions(d nodecontroller.Config, all bool) []settings.Option {
 	nudge, nudgeUsage := d.ResizeNudge, "update the pods of a volume whose file system must grow, so that the kubelet expands it at "+
 		"once; watches all pods"
 	if all {
-		nudge, nudgeUsage = false, nudgeUsage+", which costs memory, so it is off by default in all"
+		nudge, nudgeUsage = false, nudgeUsage+", which costs memory"
 	}
 	return []settings.Option{
 		{Name: "pvc-finalizer", Default: "", Usage: orDerived("finalizer of PVCs")},

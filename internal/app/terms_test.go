@@ -17,6 +17,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/capacity"
@@ -286,12 +287,16 @@ func TestLateBuildsEndWithTheProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	meta, err := metadata.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
 	terms := &terms{informers: kube.NewInformers(nil, nil, "a.b"), limit: time.Minute, retry: wait.Backoff{Duration: time.Millisecond}}
 	var builds atomic.Int32
 	for _, name := range []string{"a", "b", "c"} {
 		m := newMember(name, false, func(ctx context.Context) (controller, error) {
 			builds.Add(1)
-			_, err := capacity.Beta(ctx, client.Discovery())
+			_, err := capacity.FindOwner(ctx, meta, client.Discovery(), "namespace", "pod", 0)
 			return nil, err
 		})
 		m.failure = errors.New("the API server did not answer")

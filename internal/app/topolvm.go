@@ -36,9 +36,9 @@ const legacyVariable = "USE_LEGACY"
 func Topolvm(replacing bool) Selection {
 	defaults := map[string]any{
 		"csi-socket": "/run/topolvm/csi-topolvm.sock", "metrics-bind-address": ":8080", "health-probe-bind-address": ":8081",
-		"leader-election": true, "leader-election-retry-period": 2 * time.Second, "nodecontroller.resize-nudge": true,
+		"leader-election": true, "leader-election-retry-period": 2 * time.Second,
 		"provisioner.provisioning-protection": "always", "provisioner.extra-create-metadata": true, "provisioner.strict-topology": false,
-		"capacity.capacity-ownerref-level": 2,
+		"capacity.capacity-ownerref-level": 2, "nodecontroller.resize-nudge": true,
 	}
 	if os.Getenv(legacyVariable) != "" {
 		defaults["topolvm.use-legacy"] = true

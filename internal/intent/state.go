@@ -1,12 +1,6 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package intent has the states and rules of a call with effects, and the memory of the calls of a term. Every role of the
-// controller has the same promise: a call that may have happened is recorded on an object before it is sent, it is repeated with
-// equal arguments until its outcome is definite, and nothing else is decided meanwhile.
-//
-// [State] and [Event] say what may happen to a call, [Next] which step follows, and [Ledger] keeps the calls. docs/architecture.md
-// draws the states. The package has no client, no clock and no loop: a role gathers [Facts], asks Next, and carries out the step.
 package intent
 
 import (

@@ -249,18 +249,15 @@ func (i *Informers) FullNodes() Informer[*corev1.Node] {
 }
 
 // Capacities returns the informer for the CSIStorageCapacity objects with these labels in
-// namespace. With beta it watches v1beta1. Call it with one namespace and set of labels only.
-func (i *Informers) Capacities(namespace string, labels map[string]string, beta bool) Informer[*storagev1.CSIStorageCapacity] {
+// namespace. Call it with one namespace and set of labels only.
+func (i *Informers) Capacities(namespace string, labels map[string]string) Informer[*storagev1.CSIStorageCapacity] {
 	factory := informers.NewSharedInformerFactoryWithOptions(i.client, 0,
 		informers.WithNamespace(namespace), informers.WithTransform(trimCapacity),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.LabelSelector = metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: labels})
 		}))
-	get := factory.Storage().V1().CSIStorageCapacities().Informer
-	if beta {
-		get = factory.Storage().V1beta1().CSIStorageCapacities().Informer
-	}
-	return informerFor[*storagev1.CSIStorageCapacity](i, "csistoragecapacities", i.from(factory, get), nil)
+	return informerFor[*storagev1.CSIStorageCapacity](i, "csistoragecapacities",
+		i.from(factory, factory.Storage().V1().CSIStorageCapacities().Informer), nil)
 }
 
 // from returns get, which also adds its factory to those that [Informers.Start] starts. [informerFor] calls it

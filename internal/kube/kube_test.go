@@ -25,8 +25,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
@@ -392,6 +394,31 @@ func TestChangeAtTheAPIServer(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+// unstoring is a writer whose patches have no effect, as with a mutating webhook that reverts them.
+type unstoring struct {
+	typedcorev1.PersistentVolumeInterface
+}
+
+func (u unstoring) Patch(
+	ctx context.Context, name string, _ types.PatchType, _ []byte, _ metav1.PatchOptions, _ ...string,
+) (*corev1.PersistentVolume, error) {
+	return u.Get(ctx, name, metav1.GetOptions{})
+}
+
+func TestPatchWithoutEffectIsAnError(t *testing.T) {
+	c, pv := live(t, nil)
+	volumes := NewMutationCache(informersFor(t, c, c.Client()).Volumes())
+	for name, change := range map[string]MetadataPatch{
+		"annotation":        {SetAnnotations: map[string]string{"a": "b"}},
+		"finalizer":         {AddFinalizers: []string{"example.com/f"}},
+		"removed finalizer": {RemoveFinalizers: []string{"example.com/theirs"}},
+	} {
+		if _, err := volumes.Patch(t.Context(), unstoring{c.Client().CoreV1().PersistentVolumes()}, pv, change); !IsRefused(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }
 
 // TestMissingPatchPermissionIsLoggedOncePerCache checks [MutationCache.Patch] and

@@ -34,8 +34,9 @@ func IsUnstorable(err error) bool {
 var ErrNotStored = errors.New("the API server has not stored it. Check the admission policies and webhooks for this resource")
 
 // IsRefused reports whether the API server has definitely not executed a write because of a permission, a policy, a webhook or an
-// invalid object: a retry alone does not help.
+// invalid object, or without the change: a retry alone does not help.
 func IsRefused(err error) bool {
-	refused := apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) // the default of webhooks
+	refused := errors.Is(err, ErrNotStored) ||
+		apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) // the default of webhooks
 	return refused && !IsPatchTestFailed(err)
 }

@@ -159,12 +159,20 @@ type Writer[T metav1.Object] interface {
 // PatchMetadata applies c to obj, which may be from a cache, and returns the object as stored, or
 // obj itself if it is up to date. If obj is outdated, it is fetched and patched once more; an
 // object with the same name and another UID is NotFound. Without permission to patch, the object
-// is fetched and updated. Prefer [MutationCache.Patch] where a cache exists.
+// is fetched and updated. The error is [ErrNotStored] if the stored object lacks c. Prefer [MutationCache.Patch] where a cache exists.
 func PatchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetadataPatch) (T, error) {
 	return patchMetadata(ctx, w, obj, c, new(sync.Once))
 }
 
 func patchMetadata[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetadataPatch, warn *sync.Once) (T, error) {
+	stored, err := patchOrUpdate(ctx, w, obj, c, warn)
+	if err == nil && !c.AppliedTo(stored) {
+		err = ErrNotStored
+	}
+	return stored, err
+}
+
+func patchOrUpdate[T metav1.Object](ctx context.Context, w Writer[T], obj T, c MetadataPatch, warn *sync.Once) (T, error) {
 	data, err := c.JSONPatch(obj)
 	if err != nil || data == nil {
 		return obj, err

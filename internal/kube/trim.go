@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	storagev1beta1 "k8s.io/api/storage/v1beta1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
@@ -308,22 +307,11 @@ func trimAttachment(driver string, va *storagev1.VolumeAttachment) *storagev1.Vo
 
 // trimCapacity is the transform of CSIStorageCapacity objects. Only those of the driver are watched.
 func trimCapacity(obj any) (any, error) {
-	if beta, ok := obj.(*storagev1beta1.CSIStorageCapacity); ok {
-		obj = CapacityFromBeta(beta)
-	}
 	if c, ok := obj.(*storagev1.CSIStorageCapacity); ok {
 		trimMeta(&c.ObjectMeta)
 		c.TypeMeta = metav1.TypeMeta{}
 	}
 	return obj, nil
-}
-
-// CapacityFromBeta converts a v1beta1 object to v1, which has the same fields.
-func CapacityFromBeta(obj *storagev1beta1.CSIStorageCapacity) *storagev1.CSIStorageCapacity {
-	return &storagev1.CSIStorageCapacity{
-		ObjectMeta: obj.ObjectMeta, NodeTopology: obj.NodeTopology, StorageClassName: obj.StorageClassName,
-		Capacity: obj.Capacity, MaximumVolumeSize: obj.MaximumVolumeSize,
-	}
 }
 
 // HasProvisioningRecord reports whether pvc records a CreateVolume call of driver whose outcome is

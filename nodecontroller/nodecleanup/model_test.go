@@ -401,8 +401,3 @@ func (o *observed) observeOthers(a *api) {
 	o.volumes, o.claims, o.users = maps.Clone(a.volumes), maps.Clone(a.claims), maps.Clone(a.users)
 	o.attached, o.custom, o.classObj, o.ns = maps.Clone(a.attached), maps.Clone(a.custom), a.classObj, a.ns
 }
-
-func (o *observed) catchUp(a *api) {
-	o.observe(a, len(a.log))
-	o.observeOthers(a)
-}

@@ -176,7 +176,6 @@ type run struct {
 	former    *actor
 	terms     int
 	hosts     map[string]*truth
-	blind     time.Time // the first check after a time without checks
 	seen      map[string]int
 	inner     *operation // interrupts the next pass
 	at        int        // where: the number of the interruptible point
@@ -344,7 +343,7 @@ func (r *run) pass(p *actor) {
 	caughtUp := p.position == len(r.log) && r.inner == nil
 	r.point(anything...)
 	fresh, volumes := false, false
-	lost := p.lost
+	var lost int
 	var w world
 	var pl Plan
 	for {

@@ -4,11 +4,9 @@
 package nodecleanup
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -52,16 +50,6 @@ func (f *fixture) record(w http.ResponseWriter, r *http.Request, pass http.Handl
 		f.requests.mu.Unlock()
 	}
 	pass.ServeHTTP(w, r)
-}
-
-// bodyHas reports whether the body of r contains text, and returns r with its body unread.
-func bodyHas(r *http.Request, text string) (*http.Request, bool) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return r, false
-	}
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	return r, bytes.Contains(body, []byte(text))
 }
 
 // recorded returns a client for a command.
@@ -176,28 +164,6 @@ func (f *fixture) frozen(resource string) {
 			return
 		}
 		pass.ServeHTTP(w, r)
-	})
-}
-
-// expiring delivers no event of a resource until expire is closed, after which the informer must list it again.
-func (f *fixture) expiring(resource string, expire <-chan struct{}) {
-	f.Helper()
-	f.watched(resource, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		select {
-		case <-expire:
-			pass.ServeHTTP(w, r)
-			return
-		default:
-		}
-		if r.URL.Query().Get("watch") == "" {
-			pass.ServeHTTP(w, r)
-			return
-		}
-		select {
-		case <-expire:
-			answer(w, http.StatusGone, "Expired", "too old resource version")
-		case <-r.Context().Done():
-		}
 	})
 }
 

@@ -134,7 +134,6 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 	d.has("clock", doctor.OK, "")
 	d.has("api volumesnapshots", doctor.OK, "")
 	d.has("api volumeattributesclasses", doctor.OK, "")
-	d.has("api csistoragecapacities", doctor.OK, "storage.k8s.io/v1 ")
 	for _, file := range []string{"provisioner", "provisioner-leader-election", "provisioner-attachments", "provisioner-topology",
 		"provisioner-snapshots", "provisioner-volumeattributesclasses", "capacity", "capacity-topology"} {
 		d.has("rbac "+file, doctor.OK, "granted")

@@ -179,23 +179,6 @@ func (e *examination) checkAPIs() {
 			e.add(name, Warning, a.Hint, "%s is not served: %s is disabled", a.GroupVersion, a.For)
 		}
 	}
-	if e.plan.Capacity {
-		e.checkCapacityVersion()
-	}
-}
-
-func (e *examination) checkCapacityVersion() {
-	const name, resource = "api csistoragecapacities", "csistoragecapacities"
-	served, err := firstServed(e.client, resource, "storage.k8s.io/v1", "storage.k8s.io/v1beta1")
-	switch {
-	case err != nil:
-		e.skip(name, "reading the resources of storage.k8s.io: %v", err)
-	case served != "":
-		e.ok(name, "%s is served, for capacity", served)
-	default:
-		e.add(name, Failure, "use Kubernetes 1.21 or later, or disable capacity (--enable-capacity=false, --controllers)",
-			"neither storage.k8s.io/v1 nor v1beta1 is served")
-	}
 }
 
 // firstServed returns the first of versions that has the resource, "" if none has it. Empty versions are skipped.

@@ -56,7 +56,7 @@ var mutations = []mutation{
 	{"no-record-on-retry", "The claim is protected after the first CreateVolume whose outcome is unknown.",
 		in("internal/intent", "recordsAtOnce"), operand("Writable"), never},
 	{"record-removed-early", "The protection of a claim ends with a final result.",
-		in("provisioner", "driver.recordOn"), operand("saved"), always},
+		in("provisioner", "driver.recordOn"), condition("own"), "own || true"},
 	{"release-used-claim", "The protection of a deleted claim that pods use stays.",
 		in("provisioner", "unprotection"), value("RemoveFinalizers"),
 		`map[bool][]string{false: {kube.ProvisioningFinalizer}, true: claim.Finalizers}[claim.DeletionTimestamp != nil]`},
