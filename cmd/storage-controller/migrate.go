@@ -45,8 +45,8 @@ func newMigrateCommand(name string) *cobra.Command {
 		Use:   "migrate -f FILE",
 		Short: "Rewrite the manifest of a driver to run storage-controller instead of the sidecars",
 		Long: `Rewrite the manifest of a CSI driver to run storage-controller instead of csi-provisioner,
-csi-attacher, csi-resizer and csi-snapshotter, and of livenessprobe beside them.
-topolvm-controller stays: for TopoLVM, run the command topolvm instead.
+csi-attacher, csi-resizer and csi-snapshotter, of livenessprobe beside them, and of
+topolvm-controller.
 
 It reads Deployments, StatefulSets and DaemonSets in YAML, and prints the same manifest
 with one container in place of these sidecars, with their flags, environment, mounts,
@@ -83,7 +83,7 @@ setting --image, adding permissions, or migrating a sidecar that was kept.`,
 	fs.SortFlags = false
 	fs.VarP(oneFile{&f.file}, "filename", "f", "manifest to rewrite; - means the standard input")
 	fs.StringVar(&o.Image, "image", "storage-controller:"+buildVersion(), "image of the new containers")
-	fs.BoolVar(&f.allInOne, "all-in-one", true, "one container that runs \"all\" in each pod")
+	fs.BoolVar(&f.allInOne, "all-in-one", true, "one container that runs \"all\", or \"topolvm\", in each pod")
 	fs.BoolVar(&o.PerRole, "per-role", false, "one container for each sidecar, under its name")
 	fs.BoolVar(&o.Patched, "replace-patched", false, "also replace sidecars whose image tag has a suffix, such as v6.3.0-eksbuild.4: "+
 		"a patched sidecar may do what storage-controller does not")
@@ -235,7 +235,7 @@ func grantsOf(args []string, d migrate.Driver) []migrate.Grant {
 	if err != nil {
 		return nil // acceptable reports it
 	}
-	driver := csiclient.Driver{Plugin: csiclient.PluginCapabilities{VolumeAccessibilityConstraints: d.Topology}}
+	driver := csiclient.Driver{Name: c.DriverName(), Plugin: csiclient.PluginCapabilities{VolumeAccessibilityConstraints: d.Topology}}
 	driver.Controller.PublishUnpublishVolume, driver.Controller.ExpandVolume = d.Attach, d.Expand
 	driver.Controller.CreateDeleteSnapshot, driver.Controller.ModifyVolume = d.Snapshot, d.Modify
 	var grants []migrate.Grant

@@ -21,10 +21,14 @@ import (
 )
 
 // Plan returns what a process with c would do for driver, as far as settings and environment determine it.
-// known reports whether the capabilities of the driver are known; otherwise every role may run.
+// known reports whether the capabilities of the driver are known; otherwise every role may run. A process that serves the driver
+// does not need it.
 func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 	declared := c.roles
 	c = c.Enabled()
+	if c.service {
+		driver = settings.Of[serviceConfig](c.Settings, topolvmName).served()
+	}
 	p := doctor.Plan{
 		Selected:       namesRoles(c.Settings) || !mayRun(c.Settings, attacherName) || !mayRun(c.Settings, capacityName),
 		LeaderElection: c.Common.LeaderElection,

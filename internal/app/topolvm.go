@@ -179,9 +179,23 @@ func (c Config) validateService() error {
 	return errors.Join(errs...)
 }
 
-// serviceGrant returns the permissions for LogicalVolumes of a command that serves driver.
+// served returns the driver with the capabilities that the service reports, as a client reads them.
+func (c serviceConfig) served() csiclient.Driver {
+	d := csiclient.Driver{Name: c.driver()}
+	d.Plugin = csiclient.PluginCapabilities{ControllerService: true, VolumeAccessibilityConstraints: true, ExpandOnline: true,
+		ExpandOffline: true}
+	d.Controller = csiclient.ControllerCapabilities{CreateDeleteVolume: true, CloneVolume: true, GetCapacity: true, ExpandVolume: true,
+		CreateDeleteSnapshot: true}
+	return d
+}
+
+// serviceGrant returns the permissions of a command that serves driver.
 func serviceGrant(driver string) doctor.Grant {
-	ofOther := func(r doctor.Rule) bool { return !slices.Contains(r.Groups, driver) }
+	other := topolvm.LegacyDriver
+	if driver == other {
+		other = topolvm.Driver
+	}
+	ofOther := func(r doctor.Rule) bool { return slices.Contains(r.Groups, other) }
 	return doctor.Grant{File: topolvmName, Rules: slices.DeleteFunc(slices.Clone(doctor.Rules(topolvmName)), ofOther)}
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/go-logr/logr/funcr"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -30,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
@@ -55,6 +57,12 @@ type pod struct {
 
 // startPod starts the command topolvm with further arguments. Its driver is installed.
 func startPod(t *testing.T, replacing bool, args ...string) *pod {
+	t.Helper()
+	return startPodWith(t, kubetest.Get(t).Config(), replacing, args...)
+}
+
+// startPodWith does this for a process that reaches the API server with config.
+func startPodWith(t *testing.T, config *rest.Config, replacing bool, args ...string) *pod {
 	t.Helper()
 	cp := kubetest.Get(t)
 	kubetest.InstallCRDs(t, cp)
@@ -88,7 +96,7 @@ func startPod(t *testing.T, replacing bool, args ...string) *pod {
 	c, err := selection.Read(fs, "v1.2.3")
 	if err == nil {
 		c = c.Enabled()
-		c.API, c.KeepMemory = cp.Config(), true
+		c.API, c.KeepMemory = config, true
 		err = errors.Join(c.Validate(), c.ValidateEnvironment())
 	}
 	if err != nil {
@@ -263,6 +271,43 @@ func TestTopolvmScenario(t *testing.T) {
 		if _, body := p.get(p.metrics, "/metrics"); !strings.Contains(body, "storage_controller_topolvm_panics_total") {
 			t.Error("the metrics of the service are missing")
 		}
+		cfg := csiclient.DefaultConfig()
+		cfg.Address = p.socket
+		client, err := csiclient.New(cfg, prometheus.NewRegistry())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { client.Close() })
+		driver, err := client.Connect(t.Context())
+		driver.VendorVersion = ""
+		if served := (serviceConfig{Served: true}).served(); err != nil || driver != served {
+			t.Errorf("a client reads %+v, doctor assumes %+v: %v", driver, served, err)
+		}
+	})
+	t.Run("085_permissions", func(t *testing.T) {
+		a := overlayAuthorizer(t)
+		p := startPodWith(t, kubetest.Proxy(t, kubetest.Get(t).Config(), a.serve), false)
+		node, class := p.node("a"), p.class()
+		p.ready()
+		claim := p.claim("data", class, node.Name())
+		pv := p.volumeOf(claim)
+		p.snapshot(pv)
+		p.bind(claim, pv)
+		p.clean(node, claim)
+		if refused := a.refused(); len(refused) > 0 {
+			t.Errorf("not in deploy/overlays/topolvm: %q", refused)
+		}
+		a.revoke("create logicalvolumes." + topolvm.Driver)
+		other := p.node("b")
+		controller, _ := p.controller()
+		kubetest.Eventually(t, "CreateVolume reports the missing permission", func(ctx context.Context) error {
+			_, err := controller.CreateVolume(ctx, volumeRequest(p.ns+"-forbidden", other))
+			if grpcstatus.Code(err) != codes.Internal || !strings.Contains(err.Error(), "forbidden") {
+				return fmt.Errorf("got %w", err)
+			}
+			return nil
+		})
+		p.ready()
 	})
 	t.Run("006_every_replica_answers", func(t *testing.T) {
 		first := startPod(t, false)

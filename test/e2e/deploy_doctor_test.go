@@ -24,6 +24,8 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/topolvm"
+	"github.com/storage-controller/storage-controller/topolvm/topolvmtest"
 )
 
 // TestHelmTest runs the container of "helm test" as the ServiceAccount of releases with different values: it passes with the
@@ -79,8 +81,15 @@ func TestDoctorOfTheInstallations(t *testing.T) {
 			t.Parallel()
 			e := newEnv(t, csitest.Config{}, 1)
 			kubetest.InstallCRDs(t, e.cp)
-			e.csiDriver(storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)})
-			e.class(false, nil)
+			driver := e.plugin.Name()
+			if strings.Contains(file, "topolvm") {
+				driver = topolvm.Driver
+				topolvmtest.Install(t, e.client, driver)
+				topolvmtest.Start(t, e.cp.Config(), topolvmtest.Config{Driver: driver, Name: e.ns + "-a", Classes: topolvmtest.Classes()})
+			} else {
+				e.csiDriver(storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)})
+			}
+			e.class(true, func(c *storagev1.StorageClass) { c.Provisioner = driver })
 			objects := []*unstructured.Unstructured(nil)
 			if file == "chart" {
 				objects = charted(t, "")
@@ -94,7 +103,7 @@ func TestDoctorOfTheInstallations(t *testing.T) {
 					continue
 				}
 				cmd := exec.Command(e.command("doctor").Path, "doctor", "-n", e.ns, workload, "-c", c.Name,
-					"--driver-name="+e.plugin.Name(), "--kubeconfig="+e.cp.Kubeconfig())
+					"--driver-name="+driver, "--kubeconfig="+e.cp.Kubeconfig())
 				cmd.Env = append(os.Environ(), "KUBECONFIG=")
 				if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), ", 0 warnings, 0 failures, ") {
 					t.Errorf("container %s: %v\n%s", c.Name, err, out)

@@ -106,6 +106,7 @@ func exampleDriver(t *testing.T) string {
 // chartOnly matches what only the chart adds: prefixes, the names of the webhooks and of the ConfigMap of lost nodes, and the
 // driver and the namespace of alerts.
 var chartOnly = strings.NewReplacer(
+	`"resourceNames":["lost-nodes.topolvm.io"],`, "",
 	`{driver_name=\"csi.example.com\"}`, "",
 	`namespace=\"csi-example\",`, "",
 	`"resourceNames":["lost-nodes.csi.example.com"],`, "",
@@ -117,13 +118,17 @@ var chartOnly = strings.NewReplacer(
 func asOverlay(t *testing.T, values string) []*unstructured.Unstructured {
 	t.Helper()
 	var all []*unstructured.Unstructured
+	driver := "csi.example.com"
+	if strings.Contains(values, modeTopolvm) {
+		driver = "topolvm.io"
+	}
 	for _, o := range charted(t, values) {
 		if strings.HasSuffix(o.GetName(), "-test") { // for helm test
 			continue
 		}
 		labels := o.GetLabels()
 		want := map[string]string{"app.kubernetes.io/instance": "csi-controller", "app.kubernetes.io/managed-by": "Helm",
-			"app.kubernetes.io/name": "storage-controller", "app.kubernetes.io/part-of": "csi.example.com",
+			"app.kubernetes.io/name": "storage-controller", "app.kubernetes.io/part-of": driver,
 			"app.kubernetes.io/version": "dev", "helm.sh/chart": "storage-controller-0.1.0"}
 		if diff := cmp.Diff(want, labels); diff != "" {
 			t.Errorf("labels of %s %s (- want, + got):\n%s", o.GetKind(), o.GetName(), diff)
@@ -269,7 +274,11 @@ var sameAs = map[string]string{
 resources: {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 256Mi}}`,
 	// Defaults of the flags have lower precedence than values.
 	"configuration-file": "config: {kind: StorageControllerConfiguration}",
+	"topolvm":            modeTopolvm,
 }
+
+// modeTopolvm is the values of the mode that serves the driver itself.
+const modeTopolvm = "mode: topolvm\ndriver: {name: '', image: {repository: ''}}\n"
 
 // withComponent is the same for overlays with a component.
 var withComponent = map[string]string{
@@ -470,6 +479,11 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"extraArgs: [--node-finalizer-mode=manage]":                        "set nodecontroller.nodeFinalizerMode",
 		"extraArgs: [--pvc-finalizer-mode=strip]":                          "set nodecontroller.pvcFinalizerMode",
 		"extraArgs: ['--node-cleanup-resource=x']":                         "unknown flag",
+		modeTopolvm + "extraArgs: [--use-legacy]":                          "set useLegacy",
+		modeTopolvm + "extraArgs: ['--csi-socket=/run/x.sock']":            "mode topolvm sets the addresses",
+		modeTopolvm + "provisioner: {enabled: false}":                      "provisioner.enabled: mode topolvm runs this role",
+		"mode: topolvm":                                                    "driver.name: mode topolvm serves topolvm.io",
+		"useLegacy: true":                                                  "useLegacy: only with mode topolvm",
 		"extraArgs: [--profile=topolvm]":                                   "unknown flag",
 		"extraArgs: [--resize-nudge]":                                      "set nodecontroller.resizeNudge",
 		"extraArgs: [--enable-webhooks]":                                   "set nodecontroller.webhooks.enabled",
@@ -863,6 +877,7 @@ func TestChartNotes(t *testing.T) {
 		"":                           {"rollout status deployment/csi-controller"},
 		"mode: node\nhttpPort: 9080": {"rollout status daemonset/csi-controller", "localhost:9080", "another release"},
 		"secrets: {cluster: true}":   {"can read Secrets in all namespaces"},
+		modeTopolvm:                  {"for the driver topolvm.io", "deletes PVCs of deleted nodes."},
 		"nodecontroller: {enabled: true, nodeCleanup: claims}": {
 			"deletes PVCs of deleted nodes, if the PVC or its StorageClass opts in."},
 		"nodecontroller: {enabled: true, nodeCleanup: volumes, nodeCleanupScope: all}": {"deletes PVCs of deleted nodes."},
@@ -930,6 +945,8 @@ nodecontroller: {enabled: true, pvcFinalizerMode: enforce, webhooks: {enabled: t
 		"chart, more than the driver":         charted(t, fileOfPage(t, "install.md", "more-values.yaml")),
 		"chart, node on the host's network": charted(t, "mode: node\nhostNetwork: true\nhttpPort: 9080\nkubeletDir: /var/lib/k0s/kubelet\n"+
 			"networkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {}}]}"),
+		"chart, TopoLVM": charted(t, modeTopolvm+"useLegacy: true\nmetrics: {secure: true}\nsnapshotter: {enabled: false}\n"+
+			"nodecontroller: {pvcFinalizerMode: enforce, webhooks: {enabled: true}}"),
 		"chart, capacity alone":    charted(t, capacityAlone),
 		"chart, secrets elsewhere": charted(t, "secrets: {namespaces: [default]}"),
 	}

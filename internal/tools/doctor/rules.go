@@ -149,6 +149,8 @@ var rules = map[string][]Rule{
 		{Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
 	},
 	"topolvm": {
+		{Groups: []string{""}, Resources: []string{"nodes", "persistentvolumes", "persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch"}},
+		{Groups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers"}, Verbs: []string{"list", "watch"}},
 		{Groups: []string{"topolvm.io"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
 		{Groups: []string{"topolvm.cybozu.com"}, Resources: []string{"logicalvolumes"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
 	},

@@ -14,7 +14,7 @@ import (
 func (g *group) arguments() (args []*yaml.Node, known []string) {
 	args, known = []*yaml.Node{scalar(g.command)}, []string{g.command}
 	flags := slices.Concat(g.sources[0].flags, healthFlags(g))
-	if g.command == "all" {
+	if g.merges() {
 		flags = append([]setting{newSetting("controllers", strings.Join(g.roles(), ","))}, merger{g}.flags()...)
 	}
 	g.after = flags
@@ -42,6 +42,8 @@ func (g *group) roles() []string {
 func (s *source) prepare(g *group) {
 	s.roles, s.before = []string{roles[s.kind]}, slices.Clone(s.flags)
 	switch s.kind {
+	case topolvm:
+		s.prepareTopolvm(g)
 	case livenessprobe:
 		s.prepareLivenessprobe(g)
 	default:

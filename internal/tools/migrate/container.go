@@ -172,12 +172,12 @@ func (g *group) mounts() []*yaml.Node {
 // refersTo reports whether a flag other than the socket names a path below dir.
 func (s *source) refersTo(dir string) bool {
 	return slices.ContainsFunc(s.flags, func(f setting) bool {
-		return f.name != "csi-address" && strings.HasPrefix(f.expanded, dir)
+		return f.name != "csi-address" && f.name != "csi-socket" && strings.HasPrefix(f.expanded, dir)
 	})
 }
 
 // variablesRead are the variables that storage-controller reads.
-var variablesRead = []string{"KUBECONFIG", "NAMESPACE", "NODE_NAME", "POD_NAME", "POD_NAMESPACE"}
+var variablesRead = []string{"KUBECONFIG", "NAMESPACE", "NODE_NAME", "POD_NAME", "POD_NAMESPACE", legacyVariable}
 
 // environment returns the variables of all sources. If two sources have different values for a
 // variable, it renames the variable of the second one, and the references in its flags.

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package migrate rewrites the manifest of a CSI driver: storage-controller replaces the
-// sidecars csi-provisioner, csi-attacher, csi-resizer and csi-snapshotter, and livenessprobe beside them. It reads and
-// writes text and does nothing else.
+// sidecars csi-provisioner, csi-attacher, csi-resizer and csi-snapshotter, livenessprobe beside them, and
+// topolvm-controller. It reads and writes text and does nothing else.
 //
 // Lines outside of a replaced container are kept byte for byte: the parsed tree locates the
 // containers, and only their lines are replaced. A document in which that is not possible,

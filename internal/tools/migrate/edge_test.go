@@ -235,13 +235,50 @@ func TestOldBooleans(t *testing.T) {
 	}
 }
 
-// TestTopolvm: topolvm-controller stays as it is, because it contains the driver.
 func TestTopolvm(t *testing.T) {
 	t.Parallel()
-	manifest := deployment("      - name: c\n        image: topolvm:0.40.1\n        command: [/topolvm-controller]\n")
-	r, err := Run([]byte(manifest), Options{Image: image, Tables: tables()})
-	if want := "The command topolvm runs the driver"; !errors.Is(err, ErrNothing) || !strings.Contains(fmt.Sprint(r.Notes), want) {
-		t.Errorf("%v, notes %v, want %q", err, r.Notes, want)
+	controller := func(image string, more string) string {
+		return deployment("      - name: c\n        image: " + image + "\n        command: [/topolvm-controller" + more + "]\n")
+	}
+	const provisioner = "      - name: p\n        image: topolvm-with-sidecar:0.41.0\n        command: [/csi-provisioner, " +
+		"--csi-address=/run/topolvm/csi-topolvm.sock, --leader-election=false]\n"
+	for name, tt := range map[string]struct {
+		manifest, want, note string
+		level                Level
+	}{
+		"current": {controller("topolvm:0.40.1", ""), "topolvm --controllers=nodecontroller --leader-election=true", "written out",
+			Information},
+		"before v0.40": {controller("example/topolvm-with-sidecar:v0.39.0", ""), "--enable-webhooks=true --driver-health-endpoint=",
+			"set --pvc-finalizer-mode=enforce", Changed},
+		"of a digest":       {controller("topolvm@sha256:0", ""), "topolvm ", "set --pvc-finalizer-mode=enforce", Changed},
+		"with a Lease":      {controller("topolvm:1.0.0", ", --leader-election-id=x"), "--leader-election-id=x ", "", Information},
+		"its own socket":    {controller("topolvm:1.0.0", ", --csi-socket=/a/b.sock"), "--csi-socket=/a/b.sock ", "", Information},
+		"a minimum size":    {controller("topolvm:1.0.0", ", --minimum-allocation-xfs=1Gi"), "-xfs=1Gi ", "takes effect now", Changed},
+		"a flag of zap":     {controller("topolvm:1.0.0", ", --zap-devel"), "--zap-devel ", "has no effect", Changed},
+		"an unknown flag":   {controller("topolvm:1.0.0", ", --nonsense"), "", "has no flag --nonsense", Required},
+		"a patched program": {controller("topolvm:1.0.0-vendor.1", ""), "", "patched topolvm-controller", Required},
+		"one with a Lease": {controller("topolvm-with-sidecar:0.41.0", "") + provisioner, "--controllers=provisioner,nodecontroller",
+			"p had no leader election", Required},
+		"the other way round": {controller("topolvm-with-sidecar:0.41.0", ", --leader-election=false") +
+			strings.Replace(provisioner, "=false", "=true", 1), "--leader-election=true", "c had no leader election", Required},
+		"without metrics": {controller("topolvm:1.0.0", ", --metrics-bind-address=0"), "--metrics-bind-address=0", "", Information},
+		"old sidecars": {controller("topolvm-with-sidecar:0.30.0", "") + strings.Replace(provisioner, "0.41", "0.30", 1), "topolvm ",
+			"names no version", Required},
+		"sidecars of a release": {controller("topolvm-with-sidecar:0.41.0", "") + provisioner, "topolvm ", "names no version", Information},
+		"with an attacher": {controller("topolvm-with-sidecar:0.41.0", "") + strings.Replace(provisioner, "provisioner", "attacher", 1),
+			"all --controllers=attacher --csi-address=", "has no attacher", Information},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, err := Run([]byte(tt.manifest), Options{Image: image, Tables: tables()})
+			if errors.Is(err, ErrNothing) != (tt.want == "") || err != nil && !errors.Is(err, ErrNothing) {
+				t.Fatal(err)
+			}
+			noted := slices.ContainsFunc(r.Notes, func(n Note) bool { return n.Level == tt.level && strings.Contains(n.Text, tt.note) })
+			if !strings.Contains(strings.Join(slices.Concat(r.Commands...), " "), tt.want) || !noted {
+				t.Errorf("%q, want %q; notes %v, want %q", r.Commands, tt.want, r.Notes, tt.note)
+			}
+		})
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // kind is the program that a container runs.
 type kind string
 
-// The programs that are known. All but topolvm can be replaced.
+// The programs that can be replaced.
 const (
 	csiProvisioner kind = "csi-provisioner"
 	csiAttacher    kind = "csi-attacher"
@@ -28,11 +28,12 @@ const (
 var kinds = []kind{csiProvisioner, csiAttacher, csiResizer, csiSnapshotter, topolvm}
 
 // commands are the subcommands with the flags of each kind.
-var commands = map[kind]string{csiProvisioner: "provision", csiAttacher: "attach", csiResizer: "resize", csiSnapshotter: "snapshot"}
+var commands = map[kind]string{csiProvisioner: "provision", csiAttacher: "attach", csiResizer: "resize", csiSnapshotter: "snapshot",
+	topolvm: "topolvm"}
 
 // roles are the roles of "all" that do the work of each kind.
 var roles = map[kind]string{csiProvisioner: "provisioner", csiAttacher: "attacher", csiResizer: "resizer", csiSnapshotter: "snapshotter",
-	livenessprobe: string(livenessprobe)} // the last one only as the prefix of its variables
+	topolvm: "nodecontroller", livenessprobe: string(livenessprobe)} // the last one only as the prefix of its variables
 
 // source is a container to be replaced.
 type source struct {
@@ -139,7 +140,7 @@ func argumentsOf(c *yaml.Node) []*yaml.Node {
 	return slices.Concat(argv, items(get(c, "args")))
 }
 
-var subcommands = []string{"all", "provision", "attach", "capacity", "resize", "snapshot", "nodecontroller"}
+var subcommands = []string{"all", "provision", "attach", "capacity", "resize", "snapshot", "nodecontroller", "topolvm"}
 
 // runsStorageController reports whether a container runs this program already.
 func runsStorageController(c *yaml.Node, argv []*yaml.Node) bool {

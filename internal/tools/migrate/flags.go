@@ -146,7 +146,7 @@ func isTrue(value string) bool {
 // renamed returns the current name of a flag of an older release.
 func (s *source) renamed(name string) string {
 	switch {
-	case name == "enable-leader-election":
+	case s.kind != topolvm && name == "enable-leader-election":
 		return "leader-election"
 	case s.kind == csiResizer && name == "csiTimeout":
 		return "timeout"

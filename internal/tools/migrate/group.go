@@ -121,12 +121,7 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 			continue
 		}
 		s := &source{kind: kindOf(c), index: i, name: name, node: c, env: environment(c)}
-		switch {
-		case s.kind == topolvm:
-			m.note(Information, w.name, "", "container %s was kept: it contains the driver. The command topolvm runs the driver and all "+
-				"roles in its place", name)
-			continue
-		case s.kind == "":
+		if s.kind == "" {
 			if looksLikeSidecar(c) {
 				m.note(Information, w.name, "", "container %s was kept: the name of its image is not that of a known sidecar. "+
 					"If it is one, give the container the name of the sidecar, such as csi-attacher, and migrate again", name)
@@ -138,8 +133,8 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 			m.note(Required, w.name, "", "container %s was kept: %s", name, why)
 			continue
 		}
-		if why := m.whyKept(s); why != "" {
-			m.note(Information, w.name, "", "container %s was kept: %s", name, why)
+		if s.kind != livenessprobe && m.Tables.Commands[commands[s.kind]] == nil {
+			m.note(Information, w.name, "", "container %s was kept: this version of storage-controller does not replace %s", name, s.kind)
 			continue
 		}
 		for _, arg := range rest {
@@ -148,14 +143,6 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 		sources = append(sources, s)
 	}
 	return sources
-}
-
-// whyKept returns the reason why a container cannot be replaced, "" if it can.
-func (m *migration) whyKept(s *source) string {
-	if s.kind != livenessprobe && m.Tables.Commands[commands[s.kind]] == nil {
-		return "this version of storage-controller does not replace " + string(s.kind)
-	}
-	return ""
 }
 
 // groups assigns each source to the first group without a conflict.
@@ -186,10 +173,11 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 			return reason == "" && !m.PerRole
 		})
 		if i >= 0 {
-			groups[i].sources = append(groups[i].sources, s)
+			groups[i].add(s)
 			continue
 		}
-		g := &group{sources: []*source{s}, command: "all", object: w, m: m}
+		g := &group{command: "all", object: w, m: m}
+		g.add(s)
 		g.name = m.containerName(s, driverOf(s, kept, several), taken)
 		taken = append(taken, g.name)
 		m.named[w.pod] = append(m.named[w.pod], g.name)
@@ -259,8 +247,11 @@ func (g *group) conflictOf(a, b *source) string {
 	if a.socket() != b.socket() {
 		return fmt.Sprintf("its socket (%s) differs from that of %s (%s)", b.address(), a.name, a.address())
 	}
-	if a.kind == b.kind {
+	switch {
+	case a.kind == b.kind:
 		return "there is another " + string(a.kind)
+	case a.kind == topolvm && b.kind == csiAttacher, a.kind == csiAttacher && b.kind == topolvm:
+		return "the command topolvm has no attacher"
 	}
 	for _, name := range []string{"kubeconfig", "master"} {
 		if a.get(t, name) != b.get(t, name) {
@@ -310,8 +301,12 @@ func (g *group) leaseNamespace(s *source) string {
 
 // address returns the path of the socket in the container.
 func (s *source) address() string {
-	f, _ := s.lookup("csi-address")
-	return path.Clean("/" + strings.TrimLeft(strings.TrimPrefix(cmp.Or(f.expanded, "/run/csi/socket"), "unix:"), "/"))
+	name, byDefault := "csi-address", "/run/csi/socket"
+	if s.kind == topolvm {
+		name, byDefault = "csi-socket", "/run/topolvm/csi-topolvm.sock"
+	}
+	f, _ := s.lookup(name)
+	return path.Clean("/" + strings.TrimLeft(strings.TrimPrefix(cmp.Or(f.expanded, byDefault), "unix:"), "/"))
 }
 
 // socket identifies the socket by its volume, which containers may mount at different paths.

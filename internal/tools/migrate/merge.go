@@ -14,7 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// merger merges the flags of the sources of a group into those of "all".
+// merger merges the flags of the sources of a group into those of a command that runs several roles.
 type merger struct{ *group }
 
 // candidate is a setting of one source.
@@ -38,7 +38,7 @@ func (g merger) flags() []setting {
 	return out
 }
 
-// merge returns what "all" has for one flag of the sources.
+// merge returns what the new container has for one flag of the sources.
 func (g merger) merge(name string) []setting {
 	var all []candidate
 	for _, s := range g.sources {
@@ -113,7 +113,7 @@ func (g merger) perRole(name string, all []candidate) []setting {
 			if len(out) > 0 {
 				f.node = &yaml.Node{} // the first one has its comment
 			}
-			if _, prefixed := g.m.Tables.flag("all", r+"-"+name); prefixed {
+			if _, prefixed := g.m.Tables.flag(g.command, r+"-"+name); prefixed {
 				f.name = r + "-" + name
 			}
 			out = append(out, f)

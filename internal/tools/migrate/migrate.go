@@ -15,7 +15,7 @@ import (
 
 // ErrNothing means that no container of the manifest can be replaced.
 var ErrNothing = errors.New("nothing to replace: no Deployment, StatefulSet or DaemonSet has a container " +
-	"that runs csi-provisioner, csi-attacher, csi-resizer or csi-snapshotter")
+	"that runs csi-provisioner, csi-attacher, csi-resizer, csi-snapshotter or topolvm-controller")
 
 // errKept is [ErrNothing] with the reason that the sidecars were kept.
 var errKept = keptError{}
@@ -42,7 +42,7 @@ type Options struct {
 
 // Tables describe the command line of the program.
 type Tables struct {
-	// Commands holds the flags of each subcommand by its name. "all" is required. A sidecar
+	// Commands holds the flags of each subcommand by its name. "all" and "topolvm" are required. A sidecar
 	// whose subcommand is missing is not replaced.
 	Commands map[string][]Flag
 	// Roles are the roles of "all", in the order of --controllers.

@@ -268,6 +268,7 @@ type feature struct {
 // the features depend on the others.
 func (m *migration) grants(w workload, groups []*group) (required []Grant, features []feature) {
 	var d Driver
+	served := false
 	for _, c := range slices.Concat(items(get(w.pod, "initContainers")), items(get(w.pod, "containers"))) {
 		switch kindOf(resolved(c)) {
 		case csiAttacher:
@@ -276,15 +277,24 @@ func (m *migration) grants(w workload, groups []*group) (required []Grant, featu
 			d.Expand = true
 		case csiSnapshotter:
 			d.Snapshot = true
+		case topolvm:
+			d.Expand, d.Snapshot, d.Topology, served = true, true, true, true
 		}
 	}
 	needed := func(d Driver) (all []Grant) {
 		for _, g := range groups {
-			all = append(all, m.Tables.Grants(slices.DeleteFunc(slices.Clone(g.known), hasReference), d)...)
+			args := slices.DeleteFunc(slices.Clone(g.known), hasReference)
+			if g.legacy() && g.serves() {
+				args = append(args, "--use-legacy")
+			}
+			all = append(all, m.Tables.Grants(args, d)...)
 		}
 		return all
 	}
 	required = needed(d)
+	if served { // its capabilities are known
+		return required, nil
+	}
 	add := func(condition string, more Driver) {
 		grants := slices.DeleteFunc(needed(more), func(g Grant) bool {
 			return slices.ContainsFunc(required, func(have Grant) bool { return have.Name == g.Name })

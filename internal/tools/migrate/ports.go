@@ -15,6 +15,16 @@ import (
 
 // endpoint returns the address at which a source serves metrics and health, "" for none.
 func (s *source) endpoint() string {
+	if s.kind == topolvm {
+		f, given := s.lookup("metrics-bind-address")
+		switch {
+		case !given:
+			return ":8080"
+		case f.expanded == "0":
+			return ""
+		}
+		return f.expanded
+	}
 	for _, name := range []string{"http-endpoint", "metrics-address"} {
 		if f, ok := s.lookup(name); ok && f.expanded != "" {
 			return f.expanded
@@ -36,14 +46,16 @@ func isLoopback(address string) bool {
 }
 
 // ports are the ports of a group. Its sources may have an address for metrics and health each;
-// the new container has the first one that the kubelet reaches, or else the first one.
+// the new container has that of topolvm-controller, the first one that the kubelet reaches, or else the first one.
 type ports struct{ *group }
 
 // server returns the source whose address the new container has, nil for none.
 func (g ports) server() *source {
 	var server *source
 	for _, s := range g.sources {
-		if address := s.endpoint(); s.kind != livenessprobe && address != "" &&
+		if address := s.endpoint(); s.kind == topolvm && address != "" {
+			return s
+		} else if s.kind != livenessprobe && address != "" &&
 			(server == nil || isLoopback(server.endpoint()) && !isLoopback(address)) {
 			server = s
 		}

@@ -43,6 +43,9 @@ func (g remarks) noteRates() {
 	}
 	var before, values []string
 	for _, s := range g.counted() {
+		if s.kind == topolvm { // its limit depends on its version
+			continue
+		}
 		f, set := s.lookup("kube-api-qps")
 		if !set {
 			f.value = defaultRate

@@ -5,6 +5,7 @@ package migrate
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -24,7 +25,7 @@ func tables() Tables {
 		{Name: "attacher", Options: append(words(`worker-threads default-fstype resync reconcile-sync max-entries`), shared...)},
 		{Name: "capacity", Options: append(words(`node-deployment=bool enable-capacity=bool capacity-threads capacity-poll-interval
 			capacity-ownerref-level capacity-for-immediate-binding=bool kube-api-capacity-qps kube-api-capacity-burst`), shared...)},
-		{Name: "nodecontroller", Options: append(words(`leader-election-id skip-node-finalize=bool enable-webhooks=bool`),
+		{Name: "nodecontroller", Options: append(words(`leader-election-id skip-node-finalize=bool enable-webhooks=bool cert-dir`),
 			shared...)},
 		{Name: "resizer", Options: append(words(`workers resync-period handle-volume-inuse-error=bool extra-modify-metadata=bool
 			resize-timeout modify-timeout`), shared...), Aliases: words("worker-threads resync")},
@@ -39,6 +40,8 @@ func tables() Tables {
 			"resize":         flagsOf(common, roles[4].Options),
 			"snapshot":       flagsOf(common, roles[5].Options),
 			"nodecontroller": flagsOf(common, words("csi-socket"), roles[3].Options),
+			"topolvm": flagsOf(words("leader-election=bool!"), common, words(`csi-socket metrics-bind-address controllers minimum-allocation-xfs
+				zap-devel=bool`), roles[0].Options, roles[2].Options, roles[3].Options, roles[4].Options, roles[5].Options),
 			"all": flagsOf(common, words("csi-socket controllers"), roles[0].Options, roles[1].Options, roles[2].Options,
 				roles[3].Options, roles[4].Options, roles[5].Options),
 		},
@@ -54,21 +57,23 @@ func tables() Tables {
 	for _, r := range roles {
 		for _, o := range r.Options {
 			if !strings.HasPrefix(o, r.Name+"-") {
-				t.Commands["all"] = append(t.Commands["all"], Flag{Name: r.Name + "-" + o})
+				for _, command := range []string{"all", "topolvm"} {
+					t.Commands[command] = append(t.Commands[command], Flag{Name: r.Name + "-" + o})
+				}
 			}
 		}
 	}
 	return t
 }
 
-// flagsOf parses lists of NAME, NAME=bool and NAME=DEFAULT.
+// flagsOf parses lists of NAME, NAME=bool, NAME=bool! for one that is true by default, and NAME=DEFAULT.
 func flagsOf(lists ...[]string) []Flag {
 	var flags []Flag
 	for _, item := range slices.Concat(lists...) {
 		name, def, _ := strings.Cut(item, "=")
-		f := Flag{Name: name, Default: def, Bare: def == "bool"}
+		f := Flag{Name: name, Default: def, Bare: strings.HasPrefix(def, "bool")}
 		if f.Bare {
-			f.Default = "false"
+			f.Default = strconv.FormatBool(def == "bool!")
 		}
 		flags = append(flags, f)
 	}

@@ -22,7 +22,7 @@ var versionTag = regexp.MustCompile(`:v?([0-9]+)(?:\.([0-9]+))?(?:\.[0-9]+)?([^/
 func (s *source) release() (release, bool) {
 	image, _, _ := strings.Cut(text(get(s.node, "image")), "@") // without the digest
 	m := versionTag.FindStringSubmatch(image)
-	ofDriver := !strings.Contains(ImageName(image), strings.TrimPrefix(string(s.kind), "csi-"))
+	ofDriver := s.kind != topolvm && !strings.Contains(ImageName(image), strings.TrimPrefix(string(s.kind), "csi-"))
 	ofOpenShift := strings.HasPrefix(ImageName(image), "ose-") || strings.HasPrefix(ImageName(image), "origin-")
 	if m == nil || ofDriver || ofOpenShift {
 		return release{}, false
@@ -85,6 +85,8 @@ func (s *source) writeDefaults(g *group) {
 	switch s.kind {
 	case csiProvisioner:
 		add(true, "timeout", "10s")
+		add(g.serves(), "extra-create-metadata", "false")
+		add(g.serves() && s.on(g.m.Tables, "enable-capacity"), "capacity-ownerref-level", "1")
 		add(known && v.before(4, 0), "prevent-volume-mode-conversion", "false")
 		add(known && v.before(2, 0), "default-fstype", "ext4")
 		if known && v.before(5, 0) && !s.namesGate("Topology") {
@@ -137,7 +139,11 @@ func (s *source) writeDefaults(g *group) {
 // noteDefaults notes the defaults that apply if the version of s is unknown.
 func noteDefaults(s *source, g *group, known bool, changed string) {
 	if !known {
-		g.must("the image of %s names no version: the defaults of the newest %s apply (%s). If it is older, set the old values",
+		note := g.must
+		if s.isBundled() {
+			note = g.info
+		}
+		note("the image of %s names no version: the defaults of the newest %s apply (%s). If it is older, set the old values",
 			s.name, s.kind, changed)
 	}
 }

@@ -3,6 +3,20 @@
 {{ .Values.fullnameOverride | default (.Release.Name | trunc 52 | trimSuffix "-") }}
 {{- end }}
 
+{{/* Returns "true" in the mode that serves the driver TopoLVM, otherwise an empty text. */}}
+{{- define "storage-controller.topolvm" -}}
+{{ if eq .Values.mode "topolvm" }}true{{ end }}
+{{- end }}
+
+{{- define "storage-controller.driverName" -}}
+{{ if include "storage-controller.topolvm" . }}{{ ternary "topolvm.cybozu.com" "topolvm.io" .Values.useLegacy }}{{ else }}{{ .Values.driver.name }}{{ end }}
+{{- end }}
+
+{{/* The directory of the socket. */}}
+{{- define "storage-controller.socketDirectory" -}}
+{{ ternary "/run/topolvm" "/run/csi" (eq .Values.mode "topolvm") }}
+{{- end }}
+
 {{- define "storage-controller.namespace" -}}
 {{ get .Values "namespaceOverride" | default .Release.Namespace }}
 {{- end }}
@@ -33,23 +47,44 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "storage-controller.labels" -}}
 {{- $labels := dict "app.kubernetes.io/managed-by" .Release.Service "app.kubernetes.io/version" .Chart.AppVersion }}
-{{- $_ := set $labels "app.kubernetes.io/part-of" .Values.driver.name }}
+{{- $_ := set $labels "app.kubernetes.io/part-of" (include "storage-controller.driverName" .) }}
 {{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") }}
 {{- merge (include "storage-controller.selector" . | fromYaml) $labels .Values.commonLabels | toYaml }}
 {{- end }}
 
-{{/* The modes of the node controller: the values, or the defaults. */}}
+{{/* Returns "true" if the node controller runs, otherwise an empty text. */}}
+{{- define "storage-controller.hasNodecontroller" -}}
+{{ if or .Values.nodecontroller.enabled (include "storage-controller.topolvm" .) }}true{{ end }}
+{{- end }}
+
+{{/* The modes of the node controller: the values, or those of TopoLVM, or the defaults. */}}
 {{- define "storage-controller.modes" -}}
 {{- $n := .Values.nodecontroller }}
-cleanup: {{ $n.nodeCleanup | default "report" | quote }}
-nodeFinalizer: {{ $n.nodeFinalizerMode | default "off" | quote }}
-pvcFinalizer: {{ $n.pvcFinalizerMode | default "off" | quote }}
+{{- $topolvm := eq .Values.mode "topolvm" }}
+cleanup: {{ $n.nodeCleanup | default (ternary "claims" "report" $topolvm) | quote }}
+nodeFinalizer: {{ $n.nodeFinalizerMode | default (ternary "remove" "off" $topolvm) | quote }}
+pvcFinalizer: {{ $n.pvcFinalizerMode | default (ternary "strip" "off" $topolvm) | quote }}
+{{- end }}
+
+{{/* The values that follow from the capabilities of TopoLVM. */}}
+{{- define "storage-controller.topolvmCapabilities" -}}
+provisioner: {topology: true, attachments: false, snapshots: true, volumeAttributesClasses: false}
+attacher: {enabled: false}
+resizer: {volumeAttributesClasses: false, attachments: false, pods: true}
+snapshotter: {groups: false}
+nodecontroller: {enabled: true, resizeNudge: true}
+secrets: {enabled: false}
 {{- end }}
 
 {{/* The directories of deploy/rbac that these values need. */}}
 {{- define "storage-controller.permissions" -}}
 {{- $v := .Values }}
 {{- $central := ne $v.mode "node" }}
+{{- $topolvm := eq $v.mode "topolvm" }}
+{{- if $topolvm }}
+{{- $v = mergeOverwrite (deepCopy $v) (include "storage-controller.topolvmCapabilities" . | fromYaml) }}
+- topolvm
+{{- end }}
 {{- if $v.provisioner.enabled }}
 - provisioner
 {{- if $central }}
@@ -141,7 +176,7 @@ pvcFinalizer: {{ $n.pvcFinalizerMode | default "off" | quote }}
 {{- if eq $modes.pvcFinalizer "enforce" }}
 - nodecontroller-pvc-enforce
 {{- end }}
-{{- if $n.webhooks.enabled }}
+{{- if and $n.webhooks.enabled (not $topolvm) }}
 - nodecontroller-webhook-certificates
 {{- end }}
 {{- end }}
@@ -161,12 +196,16 @@ pvcFinalizer: {{ $n.pvcFinalizerMode | default "off" | quote }}
 {{- if include "storage-controller.webhooks" $ }}
 {{- with $n.webhooks }}
 - --enable-webhooks
+{{- if include "storage-controller.topolvm" $ }}
+- --cert-dir=/certs
+{{- else }}
 - --webhook-cert-mode={{ .certificate }}
 - --webhook-cert-secret
 - {{ printf "%s-certificates" (include "storage-controller.webhookName" $) | quote }}
 {{- if eq .certificate "self-signed" }}
 - --webhook-config-name
 - {{ include "storage-controller.webhookConfiguration" $ | quote }}
+{{- end }}
 {{- end }}
 - --webhook-service
 - {{ include "storage-controller.webhookName" $ | quote }}
@@ -183,7 +222,7 @@ pvcFinalizer: {{ $n.pvcFinalizerMode | default "off" | quote }}
 {{- define "storage-controller.webhooks" -}}
 {{- if .Values.nodecontroller.webhooks.enabled }}
 {{- if not (hasKey . "Files") }}{{ fail "nodecontroller.webhooks.enabled: only the chart storage-controller has webhooks, not the library" }}{{ end }}
-{{- if not .Values.nodecontroller.enabled }}{{ fail "nodecontroller.webhooks.enabled: the webhooks belong to the node controller, but nodecontroller.enabled is false" }}{{ end -}}
+{{- if not (include "storage-controller.hasNodecontroller" .) }}{{ fail "nodecontroller.webhooks.enabled: the webhooks belong to the node controller, but nodecontroller.enabled is false" }}{{ end -}}
 true
 {{- end }}
 {{- end }}
@@ -211,6 +250,18 @@ true
 {{- $port := get .Values "httpPort" | default 8080 | int }}
 {{- if and (ne $port 8080) (ne .Values.mode "node") }}{{ fail "httpPort: only mode node uses it" }}{{ end }}
 {{- $port }}
+{{- end }}
+
+{{/* The arguments of the container of mode topolvm. */}}
+{{- define "storage-controller.topolvmArgs" -}}
+{{- $v := .Values }}
+{{- $args := list "topolvm" "--leader-election" }}
+{{- $off := list }}
+{{- range $role := list "snapshotter" "capacity" }}{{ if not (index $v $role).enabled }}{{ $off = append $off (printf "-%s" $role) }}{{ end }}{{ end }}
+{{- if $off }}{{ $args = append $args (printf "--controllers=%s" (join "," $off)) }}{{ end }}
+{{- if $v.useLegacy }}{{ $args = append $args "--use-legacy" }}{{ end }}
+{{- if $v.metrics.secure }}{{ $args = append $args "--secure-metrics-server" }}{{ end }}
+{{- concat $args (include "storage-controller.nodecontrollerArgs" . | fromYamlArray) | toYaml }}
 {{- end }}
 
 {{/* The arguments of the one container of mode all-in-one. */}}
@@ -291,17 +342,22 @@ true
 {{- define "storage-controller.check" -}}
 {{- $v := .Values }}
 {{- $node := eq $v.mode "node" }}
-{{- if not $v.driver.name }}{{ fail "driver.name: set it; there is no default" }}{{ end }}
+{{- $topolvm := eq $v.mode "topolvm" }}
+{{- if and $topolvm $v.driver.name }}{{ fail "driver.name: mode topolvm serves topolvm.io, or topolvm.cybozu.com with useLegacy; remove it" }}{{ end }}
+{{- if and $v.useLegacy (not $topolvm) }}{{ fail "useLegacy: only with mode topolvm" }}{{ end }}
+{{- if $topolvm }}
+{{- range $role := list "provisioner" "resizer" }}{{ if not (index $v $role).enabled }}{{ fail (printf "%s.enabled: mode topolvm runs this role" $role) }}{{ end }}{{ end }}
+{{- else if not $v.driver.name }}{{ fail "driver.name: set it; there is no default" }}{{ end }}
 {{- if and $node $v.nodecontroller.enabled }}{{ fail "nodecontroller.enabled: mode node has no node controller" }}{{ end }}
 {{- range $key, $value := omit $v.nodecontroller "enabled" "webhooks" }}
-{{- if and $value (ne (toString $value) "none") (not $v.nodecontroller.enabled) }}{{ fail (printf "nodecontroller.%s: nodecontroller.enabled is false" $key) }}{{ end }}
+{{- if and $value (not (include "storage-controller.hasNodecontroller" $)) }}{{ fail (printf "nodecontroller.%s: nodecontroller.enabled is false" $key) }}{{ end }}
 {{- end }}
-{{- if and (include "storage-controller.webhooks" .) (not (contains "." $v.driver.name)) }}{{ fail "nodecontroller.webhooks.enabled: driver.name must contain a dot, because the name of a webhook has three parts" }}{{ end }}
+{{- if and (include "storage-controller.webhooks" .) (not (contains "." (include "storage-controller.driverName" .))) }}{{ fail "nodecontroller.webhooks.enabled: driver.name must contain a dot, because the name of a webhook has three parts" }}{{ end }}
 {{- if and $v.config (ne $v.mode "all-in-one") }}{{ fail "config: only with mode all-in-one" }}{{ end }}
 {{- range $role := list "provisioner" "attacher" "resizer" "snapshotter" "nodecontroller" }}
 {{- if and (index $v $role).resources (ne $v.mode "per-role") }}{{ fail (printf "%s.resources: only with mode per-role; set resources" $role) }}{{ end }}
 {{- end }}
-{{- if and $v.metrics.secure (ne $v.mode "all-in-one") }}{{ fail "metrics.secure: only with mode all-in-one" }}{{ end }}
+{{- if and $v.metrics.secure (not (has $v.mode (list "all-in-one" "topolvm"))) }}{{ fail "metrics.secure: only with mode all-in-one or topolvm" }}{{ end }}
 {{- $known := include "storage-controller.configurationKeys" . | splitList "\n" }}
 {{- range $key, $value := $v.config }}
 {{- if not (has $key $known) }}{{ fail (printf "config.%s: unknown key; docs/flags.md lists the known keys" $key) }}{{ end }}
@@ -316,7 +372,7 @@ true
 {{- if and (hasPrefix "extraArgs" .place) (not (has .name $flags)) }}{{ fail (printf "%s: unknown flag; docs/flags.md lists the flags" .place) }}{{ end }}
 {{- end }}
 {{- /* Settings that need permissions, by the value that also grants these. */}}
-{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-secret" "nodecontroller.webhooks.name" "webhook-config-name" "nodecontroller.webhooks.name" "webhook-service" "nodecontroller.webhooks.name" "webhook-client-ca" "nodecontroller.webhooks.clientCA" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" }}
+{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-secret" "nodecontroller.webhooks.name" "webhook-config-name" "nodecontroller.webhooks.name" "webhook-service" "nodecontroller.webhooks.name" "webhook-client-ca" "nodecontroller.webhooks.clientCA" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" "use-legacy" "useLegacy" "topolvm-use-legacy" "useLegacy" }}
 {{- $grace := int $v.terminationGracePeriodSeconds }}
 {{- $http := print ":" (include "storage-controller.httpPort" .) }}
 {{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed --timeout (15 s) plus ten seconds" $grace) }}{{ end }}
@@ -325,11 +381,11 @@ true
 {{- range $settings }}{{ if has .name (list "timeout" "snapshotter-timeout") }}{{ $timeouts = append $timeouts .name }}{{ end }}{{ end }}
 {{- if and (not $node) $v.snapshotter.enabled (not $timeouts) (le $grace 70) }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed the timeout of the snapshotter (one minute) plus ten seconds" $grace) }}{{ end }}
 {{- range include "storage-controller.settings" . | fromYamlArray }}
-{{- if has .name (list "metrics-address" "metrics-bind-address") }}{{ fail (printf "%s: --http-endpoint is set, and they exclude each other" .place) }}{{ end }}
+{{- if and (has .name (list "metrics-address" "metrics-bind-address")) (not $topolvm) }}{{ fail (printf "%s: --http-endpoint is set, and they exclude each other" .place) }}{{ end }}
 {{- $value := get $granted (regexReplaceAll "^(nodecontroller|capacity)-" .name "") }}
 {{- if $value }}{{ fail (printf "%s: the permissions would not match; set %s" .place $value) }}{{ end }}
 {{- if and (hasPrefix "feature-gates" (trimPrefix "provisioner-" .name)) (regexMatch "CrossNamespaceVolumeDataSource=true" (printf "%s=%s" .name .value)) (not $v.provisioner.crossNamespace) }}{{ fail (printf "%s: the permissions would not match; set provisioner.crossNamespace" .place) }}{{ end }}
-{{- if and (eq (trimPrefix "nodecontroller-" .name) "driver-name") (ne .value $v.driver.name) }}{{ fail (printf "%s: the permissions would not match; set driver.name" .place) }}{{ end }}
+{{- if and (eq (trimPrefix "nodecontroller-" .name) "driver-name") (ne .value (include "storage-controller.driverName" $)) }}{{ fail (printf "%s: the permissions would not match; set driver.name" .place) }}{{ end }}
 {{- if eq .name "config" }}{{ fail (printf "%s: the contents of the file belong into config" .place) }}{{ end }}
 {{- if and (eq .name "leader-election-namespace") (ne .value (include "storage-controller.namespace" $)) }}{{ fail (printf "%s: the permissions would not match; the Leases are in the namespace of the release" .place) }}{{ end }}
 {{- if eq .name "controllers" }}{{ fail (printf "%s: the permissions would not match; set enabled of provisioner, attacher, resizer, snapshotter, capacity and nodecontroller" .place) }}{{ end }}
@@ -353,6 +409,7 @@ true
 {{- end }}
 {{- if and (eq .name "http-endpoint") (or (eq $v.mode "per-role") (not (has .value (list $http (print "0.0.0.0" $http) (print "[::]" $http))))) }}{{ fail (printf "%s: the probes and ports of the chart have %s" .place (eq $v.mode "per-role" | ternary "8080 to 8084, one per container" (trimPrefix ":" $http))) }}{{ end }}
 {{- if and (eq .name "driver-health-endpoint") (eq $v.mode "per-role") }}{{ fail (printf "%s: all containers of the pod would serve this address; use mode all-in-one, or livenessprobe in extraContainers" .place) }}{{ end }}
+{{- if and $topolvm (has .name (list "csi-address" "csi-socket" "http-endpoint" "metrics-bind-address" "health-probe-bind-address" "driver-health-endpoint" "cert-dir")) }}{{ fail (printf "%s: mode topolvm sets the addresses and directories of the pod" .place) }}{{ end }}
 {{- if eq .name "csi-socket" }}{{ fail (printf "%s: --csi-address is set, and they exclude each other; set csi-address" .place) }}{{ end }}
 {{- if and (eq (trimPrefix "nodecontroller-" .name) "webhook-addr") (not (has .value (list ":9443" "0.0.0.0:9443" "[::]:9443"))) }}{{ fail (printf "%s: the ports of the chart have 9443" .place) }}{{ end }}
 {{- if and (eq .name "csi-address") (not (hasPrefix "/run/csi/" (trimPrefix "unix://" .value))) }}{{ fail (printf "%s: the socket must be in /run/csi, which the containers share" .place) }}{{ end }}
@@ -370,8 +427,14 @@ true
 {{- ternary (printf "%s@%s" .image.repository .image.digest) (printf "%s:%s" .image.repository .image.tag) (ne .image.digest "") }}
 {{- end }}
 
-{{/* A container of storage-controller: root, name, port, portName, args, env by name, webhooks if it serves them, and the values of its role if it has one. */}}
+{{/* A container of storage-controller: root, name, port, portName, args, env by name, webhooks if it serves them, and the values of its role if it has one.
+     In mode topolvm other ports serve liveness, which is that of the driver, and readiness. */}}
 {{- define "storage-controller.container" -}}
+{{- $topolvm := include "storage-controller.topolvm" .root }}
+{{- $http := dict "port" .portName }}
+{{- if .root.Values.metrics.secure }}{{ $_ := set $http "scheme" "HTTPS" }}{{ end }}
+{{- $liveness := ternary (dict "path" "/healthz" "port" "healthz") (merge (dict "path" "/livez") $http) (ne $topolvm "") }}
+{{- $readiness := merge (dict "path" "/readyz") (ternary (dict "port" "readyz") $http (ne $topolvm "")) }}
 - name: {{ .name }}
   image: {{ include "storage-controller.image" (dict "place" "image" "image" .root.Values.image) | quote }}
   {{- with .root.Values.image.pullPolicy }}
@@ -404,6 +467,12 @@ true
   ports:
   - name: {{ .portName }}
     containerPort: {{ .port }}
+  {{- if $topolvm }}
+  - name: readyz
+    containerPort: 8081
+  - name: healthz
+    containerPort: 9808
+  {{- end }}
   {{- if .webhooks }}
   - name: webhook
     containerPort: 9443
@@ -414,19 +483,11 @@ true
   {{- end }}
   livenessProbe:
     httpGet:
-      path: /livez
-      port: {{ .portName }}
-      {{- if .root.Values.metrics.secure }}
-      scheme: HTTPS
-      {{- end }}
+      {{- toYaml $liveness | nindent 6 }}
     {{- merge (dict) .root.Values.livenessProbe (dict "periodSeconds" 20 "timeoutSeconds" 5 "failureThreshold" 3) | toYaml | nindent 4 }}
   readinessProbe:
     httpGet:
-      path: /readyz
-      port: {{ .portName }}
-      {{- if .root.Values.metrics.secure }}
-      scheme: HTTPS
-      {{- end }}
+      {{- toYaml $readiness | nindent 6 }}
     {{- merge (dict) .root.Values.readinessProbe (dict "periodSeconds" 10 "timeoutSeconds" 5) | toYaml | nindent 4 }}
   resources:
     {{- get (get . "role" | default dict) "resources" | default .root.Values.resources | toYaml | nindent 4 }}
@@ -439,7 +500,12 @@ true
     readOnly: true
   {{- end }}
   - name: socket
-    mountPath: /run/csi
+    mountPath: {{ include "storage-controller.socketDirectory" .root }}
+  {{- if and $topolvm .webhooks }}
+  - name: certificate
+    mountPath: /certs
+    readOnly: true
+  {{- end }}
   - name: kube-api-access
     mountPath: /var/run/secrets/kubernetes.io/serviceaccount
     readOnly: true
@@ -466,6 +532,9 @@ true
 {{- if not $v.provisioner.enabled }}{{ fail "provisioner.enabled: mode node is that of the provisioner" }}{{ end }}
 {{- $args := concat (list "provision" "--csi-address=/run/csi/csi.sock" "--node-deployment" (printf "--http-endpoint=:%s" (include "storage-controller.httpPort" .))) $capacity $gates }}
 {{- include "storage-controller.container" (dict "root" . "name" "storage-controller" "port" (include "storage-controller.httpPort" . | int) "portName" "http" "args" $args "env" (list $here $holder $leases $objects) "configured" false "webhooks" "") | nindent 0 }}
+{{- else if eq $v.mode "topolvm" }}
+{{- $args := include "storage-controller.topolvmArgs" . | fromYamlArray }}
+{{- include "storage-controller.container" (dict "root" . "name" "storage-controller" "port" 8080 "portName" "http" "args" $args "env" (list $holder $leases $objects) "configured" false "webhooks" (include "storage-controller.webhooks" .)) | nindent 0 }}
 {{- else if eq $v.mode "all-in-one" }}
 {{- $args := include "storage-controller.allArgs" . | fromYamlArray }}
 {{- if $configured }}{{ $args = list "all" "--config=/etc/storage-controller/config.yaml" }}{{ end }}
@@ -500,6 +569,11 @@ true
 - name: configuration
   configMap:
     name: {{ include "storage-controller.configName" . }}
+{{- end }}
+{{- if and (include "storage-controller.topolvm" .) (include "storage-controller.webhooks" .) }}
+- name: certificate
+  secret:
+    secretName: {{ include "storage-controller.webhookName" . }}-certificates
 {{- end }}
 - name: kube-api-access
   projected:

@@ -13,7 +13,7 @@
 {{- end }}
 {{- /* The first rule is for the ConfigMap of lost nodes, whose name the manifests do not know. */}}
 {{- if and (eq $name "nodecontroller") (eq $o.kind "Role") }}
-{{- $_ := set (first $o.rules) "resourceNames" (list (printf "lost-nodes.%s" (lower $v.driver.name))) }}
+{{- $_ := set (first $o.rules) "resourceNames" (list (printf "lost-nodes.%s" (include "storage-controller.driverName" $ | lower))) }}
 {{- end }}
 {{- $meta := $o.metadata }}
 {{- $_ := set $meta "name" (print (include "storage-controller.prefix" $) $meta.name) }}

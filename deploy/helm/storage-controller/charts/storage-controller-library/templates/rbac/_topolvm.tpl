@@ -5,6 +5,12 @@ kind: ClusterRole
 metadata:
   name: storage-controller:topolvm
 rules:
+- apiGroups: [""]
+  resources: ["nodes", "persistentvolumes", "persistentvolumeclaims"]
+  verbs: ["get", "list", "watch"]
+- apiGroups: ["storage.k8s.io"]
+  resources: ["csidrivers"]
+  verbs: ["list", "watch"]
 - apiGroups: ["topolvm.io"]
   resources: ["logicalvolumes"]
   verbs: ["get", "list", "watch", "create", "patch", "delete"]
