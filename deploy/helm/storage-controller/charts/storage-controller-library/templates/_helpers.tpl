@@ -141,9 +141,6 @@ pvcFinalizer: {{ $n.pvcFinalizerMode | default "off" | quote }}
 {{- if eq $modes.pvcFinalizer "enforce" }}
 - nodecontroller-pvc-enforce
 {{- end }}
-{{- if $n.webhooks.enabled }}
-- nodecontroller-webhook-certificates
-{{- end }}
 {{- end }}
 {{- if $v.metrics.secure }}
 - nodecontroller-secure-metrics
@@ -161,15 +158,7 @@ pvcFinalizer: {{ $n.pvcFinalizerMode | default "off" | quote }}
 {{- if include "storage-controller.webhooks" $ }}
 {{- with $n.webhooks }}
 - --enable-webhooks
-- --webhook-cert-mode={{ .certificate }}
-- --webhook-cert-secret
-- {{ printf "%s-certificates" (include "storage-controller.webhookName" $) | quote }}
-{{- if eq .certificate "self-signed" }}
-- --webhook-config-name
-- {{ include "storage-controller.webhookConfiguration" $ | quote }}
-{{- end }}
-- --webhook-service
-- {{ include "storage-controller.webhookName" $ | quote }}
+- --cert-dir=/certs
 {{- with .clientCA }}
 - --webhook-client-ca
 - {{ . | quote }}
@@ -316,7 +305,7 @@ true
 {{- if and (hasPrefix "extraArgs" .place) (not (has .name $flags)) }}{{ fail (printf "%s: unknown flag; docs/flags.md lists the flags" .place) }}{{ end }}
 {{- end }}
 {{- /* Settings that need permissions, by the value that also grants these. */}}
-{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-secret" "nodecontroller.webhooks.name" "webhook-config-name" "nodecontroller.webhooks.name" "webhook-service" "nodecontroller.webhooks.name" "webhook-client-ca" "nodecontroller.webhooks.clientCA" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" }}
+{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-client-ca" "nodecontroller.webhooks.clientCA" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" }}
 {{- $grace := int $v.terminationGracePeriodSeconds }}
 {{- $http := print ":" (include "storage-controller.httpPort" .) }}
 {{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed --timeout (15 s) plus ten seconds" $grace) }}{{ end }}
@@ -433,6 +422,11 @@ true
   securityContext:
     {{- toYaml .root.Values.securityContext | nindent 4 }}
   volumeMounts:
+  {{- if .webhooks }}
+  - name: certificate
+    mountPath: /certs
+    readOnly: true
+  {{- end }}
   {{- if .configured }}
   - name: configuration
     mountPath: /etc/storage-controller
@@ -500,6 +494,11 @@ true
 - name: configuration
   configMap:
     name: {{ include "storage-controller.configName" . }}
+{{- end }}
+{{- if include "storage-controller.webhooks" . }}
+- name: certificate
+  secret:
+    secretName: {{ include "storage-controller.webhookName" . }}-certificates
 {{- end }}
 - name: kube-api-access
   projected:
