@@ -235,7 +235,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}}, 2)
 	ctx, key := t.Context(), e.plugin.Name()+"/zone"
-	granted := e.applyRBAC("nodecontroller*[!e]") // without nodecontroller-pvc-enforce, which is for TopoLVM
+	granted := e.applyRBAC("nodecontrolle*[^e]") // without nodecontroller-pvc-enforce, which is for TopoLVM
 	maps.Copy(granted, e.applyRBAC("nodecontroller-resize-nudge"))
 	// With the name of the ConfigMap, as in the chart.
 	role, err := e.client.RbacV1().Roles(e.ns).Get(ctx, "storage-controller:nodecontroller", metav1.GetOptions{})

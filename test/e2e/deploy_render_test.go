@@ -772,11 +772,11 @@ func TestEveryValueHasADescription(t *testing.T) {
 func TestWebhookCertificate(t *testing.T) {
 	t.Parallel()
 	for values, secret := range map[string]string{
-		"nodecontroller: {enabled: true}":                                                                       "",
-		"nodecontroller: {enabled: true, webhooks: {enabled: true}}":                                            "csi-controller-webhook-certificates",
-		"mode: per-role\nnodecontroller: {enabled: true, webhooks: {enabled: true, name: own, caBundle: YQ==}}": "own-certificates",
+		"{enabled: true}": "",
+		"{enabled: true, webhooks: {enabled: true}}":                                            "csi-controller-webhook-certificates",
+		"{enabled: true, webhooks: {enabled: true, name: own, caBundle: YQ==}}\nmode: per-role": "own-certificates",
 	} {
-		objects := charted(t, values)
+		objects := charted(t, "nodecontroller: "+values)
 		pod, mounted := podOf(t, objects), ""
 		for _, v := range pod.Volumes {
 			if v.Name == "certificate" {
