@@ -9,7 +9,6 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
-	"github.com/storage-controller/storage-controller/nodecontroller/servingcert"
 )
 
 // Config holds the settings of the role. The tags are the names of the flags. A name that is empty after
@@ -37,16 +36,11 @@ type Config struct {
 	ResizeNudge      bool   `mapstructure:"resize-nudge"`
 	ResizeAnnotation string `mapstructure:"resize-annotation"` // of these pods
 
-	EnableWebhooks    bool             `mapstructure:"enable-webhooks"`
-	WebhookAddr       string           `mapstructure:"webhook-addr"` // host:port
-	WebhookCertMode   servingcert.Mode `mapstructure:"webhook-cert-mode"`
-	WebhookCertSecret string           `mapstructure:"webhook-cert-secret"` // required unless the mode is Files
-	// WebhookConfigName is the name of the MutatingWebhookConfiguration; required by SelfSigned.
-	WebhookConfigName string `mapstructure:"webhook-config-name"`
-	WebhookService    string `mapstructure:"webhook-service"` // required by SelfSigned
+	EnableWebhooks bool   `mapstructure:"enable-webhooks"`
+	WebhookAddr    string `mapstructure:"webhook-addr"` // host:port
 	// WebhookClientCA is a file with the authorities of the clients that may call the webhooks; empty: every client.
 	WebhookClientCA string `mapstructure:"webhook-client-ca"`
-	CertDir         string `mapstructure:"cert-dir"` // with Files: of tls.crt and tls.key
+	CertDir         string `mapstructure:"cert-dir"` // of tls.crt and tls.key
 	// CapacityResource is the extended resource that pods with unprovisioned volumes request.
 	CapacityResource         string `mapstructure:"capacity-resource"`
 	CapacityAnnotationPrefix string `mapstructure:"capacity-annotation-prefix"` // of pods, with the slash; the value is in bytes
@@ -67,7 +61,7 @@ func DefaultConfig() Config {
 		Timeout: 15 * time.Second, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
 		Settings:         nodecleanup.DefaultSettings(),
 		PVCFinalizerMode: pvcfinalizer.ModeOff, ResizeNudge: true,
-		WebhookAddr: ":9443", WebhookCertMode: servingcert.Files, DefaultDeviceClass: "00default", ShutdownDelay: 5 * time.Second,
+		WebhookAddr: ":9443", DefaultDeviceClass: "00default", ShutdownDelay: 5 * time.Second,
 	}
 }
 

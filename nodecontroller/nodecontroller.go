@@ -5,17 +5,14 @@ package nodecontroller
 
 import (
 	"context"
-	"errors"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/internal/claimloop"
-	"github.com/storage-controller/storage-controller/metrics"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/nodecontroller/resizenudge"
-	"github.com/storage-controller/storage-controller/nodecontroller/servingcert"
 	"github.com/storage-controller/storage-controller/nodecontroller/webhook"
 )
 
@@ -32,7 +29,6 @@ type Controller struct {
 	pvcFinalizer *pvcfinalizer.Controller
 	resizeNudge  *resizenudge.Controller
 	server       *webhook.Server // nil: the webhooks are off
-	certificate  *servingcert.Manager
 }
 
 // New checks cfg, which is resolved, and requests the informers. It starts nothing; see
@@ -70,7 +66,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	return c, err
 }
 
-// addWebhooks adds the admission webhooks with their certificate, unless they are off.
+// addWebhooks adds the admission webhooks, unless they are off.
 func (c *Controller) addWebhooks(cfg Config, deps Deps) (err error) {
 	if !cfg.EnableWebhooks {
 		return nil
@@ -79,21 +75,13 @@ func (c *Controller) addWebhooks(cfg Config, deps Deps) (err error) {
 	if cfg.PVCFinalizerMode == pvcfinalizer.ModeEnforce {
 		finalizer = cfg.PVCFinalizer
 	}
-	c.certificate, err = servingcert.New(servingcert.Config{
-		Mode: cfg.WebhookCertMode, Dir: cfg.CertDir, Secret: cfg.WebhookCertSecret, Service: cfg.WebhookService,
-		Namespace: deps.Namespace, WebhookConfig: cfg.WebhookConfigName,
-	}, deps.UnthrottledClient, deps.Registry)
-	if err != nil {
-		return err
-	}
 	c.server, err = webhook.New(webhook.Config{
-		Driver: deps.Driver, Address: cfg.WebhookAddr, ClientCA: cfg.WebhookClientCA, ShutdownDelay: cfg.ShutdownDelay,
-		ClaimFinalizer:   finalizer,
+		Driver: deps.Driver, Address: cfg.WebhookAddr, CertDir: cfg.CertDir, ClientCA: cfg.WebhookClientCA,
+		ShutdownDelay: cfg.ShutdownDelay, ClaimFinalizer: finalizer,
 		CapacityResource: cfg.CapacityResource, CapacityAnnotationPrefix: cfg.CapacityAnnotationPrefix,
 		DeviceClassParameter: cfg.DeviceClassParameter, DefaultDeviceClass: cfg.DefaultDeviceClass,
 	}, webhook.Deps{
 		Client: deps.UnthrottledClient, Claims: deps.Informers.Claims(), Classes: deps.Informers.Classes(), Registry: deps.Registry,
-		GetCertificate: c.certificate.GetCertificate,
 	})
 	return err
 }
@@ -105,9 +93,6 @@ func (c *Controller) Run(ctx context.Context) error {
 	group.Go(func() error { return c.cleanup.Run(ctx) })
 	group.Go(func() error { return c.pvcFinalizer.Run(ctx) })
 	group.Go(func() error { return c.resizeNudge.Run(ctx) })
-	if c.server != nil {
-		group.Go(func() error { return c.certificate.Lead(ctx) })
-	}
 	return group.Wait()
 }
 
@@ -120,21 +105,13 @@ func (c *Controller) Serve(ctx context.Context) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { c.certificate.Run(ctx); return nil })
-	group.Go(func() error { return c.server.Serve(ctx) })
-	return group.Wait()
+	return c.server.Serve(ctx)
 }
 
-// Ready returns an error while this replica cannot serve the webhooks, and a [metrics.Warning] if API servers may reject its
-// certificate.
+// Ready returns an error while this replica cannot serve the webhooks.
 func (c *Controller) Ready() error {
 	if c.server == nil {
 		return nil
 	}
-	err := errors.Join(c.server.Ready(), c.certificate.Ready())
-	if warning := c.certificate.Warning(); err == nil && warning != "" {
-		return metrics.Warning(warning)
-	}
-	return err
+	return c.server.Ready()
 }

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
-	"github.com/storage-controller/storage-controller/nodecontroller/servingcert"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
@@ -61,7 +60,6 @@ func (c Config) validateModes() error {
 	errs := []error{
 		c.Settings.Validate(),
 		oneOf("--pvc-finalizer-mode", c.PVCFinalizerMode, pvcfinalizer.ModeOff, pvcfinalizer.ModeStrip, pvcfinalizer.ModeEnforce),
-		oneOf("--webhook-cert-mode", c.WebhookCertMode, servingcert.Files, servingcert.Secret, servingcert.SelfSigned),
 	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.DriverName != "" && !topolvm.IsDriver(c.DriverName) {
 		errs = append(errs, fmt.Errorf("--pvc-finalizer-mode=%s: is for TopoLVM only, but the driver is %q. Set strip or off",
@@ -96,24 +94,12 @@ func (c Config) validateWebhooks() error {
 	if !c.EnableWebhooks {
 		return nil
 	}
-	var errs []error
 	if _, port, err := net.SplitHostPort(c.WebhookAddr); err != nil {
-		errs = append(errs, fmt.Errorf("--webhook-addr: must be host:port, such as :9443, got %q", c.WebhookAddr))
+		return fmt.Errorf("--webhook-addr: must be host:port, such as :9443, got %q", c.WebhookAddr)
 	} else if _, err := net.LookupPort("tcp", port); err != nil {
-		errs = append(errs, fmt.Errorf("--webhook-addr: %q is not a port", port))
+		return fmt.Errorf("--webhook-addr: %q is not a port", port)
 	}
-	required := func(flag, value string, modes ...servingcert.Mode) {
-		if problems := validation.IsDNS1123Subdomain(value); value != "" && len(problems) > 0 {
-			errs = append(errs, fmt.Errorf("%s: %s, got %q", flag, strings.Join(problems, "; "), value))
-		}
-		if value == "" && slices.Contains(modes, c.WebhookCertMode) {
-			errs = append(errs, fmt.Errorf("%s: must be set with --webhook-cert-mode=%s", flag, c.WebhookCertMode))
-		}
-	}
-	required("--webhook-cert-secret", c.WebhookCertSecret, servingcert.Secret, servingcert.SelfSigned)
-	required("--webhook-config-name", c.WebhookConfigName, servingcert.SelfSigned)
-	required("--webhook-service", c.WebhookService, servingcert.SelfSigned)
-	return errors.Join(errs...)
+	return nil
 }
 
 // DeletingFlags returns the flags with which c deletes objects that belong to others. c must be resolved.

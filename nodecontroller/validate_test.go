@@ -10,7 +10,6 @@ import (
 
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
-	"github.com/storage-controller/storage-controller/nodecontroller/servingcert"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
@@ -63,9 +62,8 @@ func TestValidate(t *testing.T) {
 			"--pvc-finalizer-mode: must be one of off, strip, enforce"},
 		"enforce for another driver": {func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeEnforce },
 			`--pvc-finalizer-mode=enforce: is for TopoLVM only, but the driver is "local.example.com"`},
-		"enforce for TopoLVM": {func(c *Config) { c.PVCFinalizerMode, c.DriverName = pvcfinalizer.ModeEnforce, topolvm.LegacyDriver }, ""},
-		"source of certificates": {func(c *Config) { c.WebhookCertMode = "x" },
-			"--webhook-cert-mode: must be one of files, secret, self-signed"},
+		"enforce for TopoLVM": {
+			func(c *Config) { c.PVCFinalizerMode, c.DriverName = pvcfinalizer.ModeEnforce, topolvm.LegacyDriver }, ""},
 		"no deadline":            {func(c *Config) { c.Timeout = 0 }, "--timeout"},
 		"no delay":               {func(c *Config) { c.RetryIntervalStart = 0 }, "--retry-interval-start"},
 		"negative grace":         {func(c *Config) { c.NodeDeleteGrace = -1 }, "--node-delete-grace: must not be negative"},
@@ -85,14 +83,6 @@ func TestValidate(t *testing.T) {
 		"port of webhooks":                {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, ":nope" }, "--webhook-addr"},
 		"port of webhooks by name":        {func(c *Config) { c.EnableWebhooks, c.WebhookAddr = true, ":https" }, ""},
 		"address without webhooks":        {func(c *Config) { c.WebhookAddr = "" }, ""},
-		"no Secret": {func(c *Config) { c.EnableWebhooks, c.WebhookCertMode = true, servingcert.Secret },
-			"--webhook-cert-secret"},
-		"no configuration for the authority": {func(c *Config) {
-			c.EnableWebhooks, c.WebhookCertMode, c.WebhookCertSecret, c.WebhookService = true, servingcert.SelfSigned, "s", "s"
-		}, "--webhook-config-name"},
-		"no service for the authority": {func(c *Config) {
-			c.EnableWebhooks, c.WebhookCertMode, c.WebhookCertSecret, c.WebhookConfigName = true, servingcert.SelfSigned, "s", "c"
-		}, "--webhook-service"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

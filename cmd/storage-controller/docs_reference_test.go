@@ -28,7 +28,7 @@ const referencePage = "../../docs/reference.md"
 // readNames are the packages whose constants and literals are what the page is about.
 var readNames = []string{
 	"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup", "nodecontroller/pvcfinalizer",
-	"nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook", "resizer", "snapshotter", "internal/claimloop",
+	"nodecontroller/resizenudge", "nodecontroller/webhook", "resizer", "snapshotter", "internal/claimloop",
 	"internal/kube",
 	"internal/volumerules", "election",
 	"cmd/storage-controller", "internal/app", "internal/settings", "topolvm",

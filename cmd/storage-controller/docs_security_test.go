@@ -46,8 +46,6 @@ var inputs = []struct{ names, writer, effect, check string }{
 		"`storage-controller.io/last-look`, `storage-controller.io/mode`, `storage-controller.io/topology-key`, " +
 		"`storage-controller.io/driver`", "ConfigMap in the driver's namespace", "the cleanup after deleted nodes",
 		"write permission in that namespace"},
-	{"`storage-controller.io/webhook-certificate`", "Secret in the driver's namespace", "the Secret is overwritten",
-		"write permission in that namespace"},
 	{"`csi.alpha.kubernetes.io/node-id`, `storage-controller.io/former-node-ids`, `storage-controller.io/migrated`, " +
 		"`storage-controller.io/publish-secret`, `storage-controller.io/volume-handle`, `external-attacher/<driver>`",
 		"VolumeAttachment, administrators", "attach and detach", "cluster permissions"},

@@ -40,7 +40,7 @@ nodecontroller:
 			"node-cleanup-retain":     {"skip", "flag"},
 			"node-missing-grace":      {"20m0s", "flag"},
 			"pvc-finalizer":           {"topolvm.io/pvc", "derived"}, // a name that was set to nothing was not set
-			"webhook-cert-mode":       {"files", "default"},
+			"webhook-addr":            {":9443", "default"},
 			"driver-name":             {"topolvm.io", "derived"},
 		})
 }
@@ -53,6 +53,8 @@ func TestRefusals(t *testing.T) {
 	}{
 		"a removed profile": {[]string{"nodecontroller", "--profile=topolvm"}, 2,
 			[]string{"flag --profile was removed: run the command topolvm in place of topolvm-controller"}},
+		"a removed source of certificates": {[]string{"nodecontroller", "--webhook-cert-mode=self-signed"}, 2,
+			[]string{"flag --webhook-cert-mode was removed: mount the certificate at --cert-dir"}},
 		"a removed policy": {[]string{"topolvm", "--pvc-pod-deletion=none"}, 2, []string{"flag --pvc-pod-deletion was removed"}},
 		"a driver of another process": {[]string{"topolvm", "--driver-name=a.example.com"}, 2,
 			[]string{`--driver-name: is "a.example.com", but this command serves the driver "topolvm.io"`}},

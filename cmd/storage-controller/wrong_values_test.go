@@ -46,9 +46,7 @@ var wrongValues = map[string][]string{
 	"node-cleanup-window": {"-1s"}, "node-cleanup-max-fraction": {"NaN"}, "node-cleanup-min-nodes": {"-1"}, "node-cleanup-qps": {"0"},
 	"node-cleanup-burst": {"0"}, "pv-release-grace": {"-1s"},
 	"pvc-finalizer": {"x"}, "pvc-finalizer-mode": {"some"}, "pvc-obsolete-finalizers": {"x"}, "resize-annotation": {"x"},
-	"webhook-cert-mode":   {"some"},
-	"webhook-cert-secret": {"A b", "--enable-webhooks"}, "webhook-config-name": {"A b", "--enable-webhooks"},
-	"webhook-service": {"A b", "--enable-webhooks"}, "capacity-resource": {"x"}, "capacity-annotation-prefix": {"x"},
+	"capacity-resource": {"x"}, "capacity-annotation-prefix": {"x"},
 	"default-device-class": {"a/b"}, "shutdown-delay": {"-1s"},
 	"node": {""}, "wait": {"-1s"}, "output": {"xml"}, "stuck-after": {"0s"}, "settle": {"0s"},
 }

@@ -42,8 +42,7 @@ func TestEveryFileOfPermissionsIsAskedFor(t *testing.T) {
 		{"topolvm", "--pvc-finalizer-mode=enforce"},
 		{"--leader-election", "--feature-gates=CrossNamespaceVolumeDataSource=true", "--capacity-ownerref-level=2",
 			"--node-finalizer-mode=manage", "--node-cleanup=volumes",
-			"--resize-nudge", "--secure-metrics-server", "--enable-webhooks",
-			"--webhook-cert-mode=self-signed", "--webhook-cert-secret=s", "--webhook-config-name=w"},
+			"--resize-nudge", "--secure-metrics-server"},
 		{"--controllers=capacity,nodecontroller", "--leader-election", "--pvc-finalizer-mode=strip"},
 		{"--controllers=resizer"},
 	} {

@@ -21,7 +21,6 @@ import (
 	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
-	"github.com/storage-controller/storage-controller/nodecontroller/servingcert"
 )
 
 const nodecontrollerName = "nodecontroller"
@@ -132,8 +131,7 @@ func validateNodecontroller(s settings.Settings) error {
 
 func nodecontrollerConditions(s settings.Settings, _ *csiclient.Driver) []condition {
 	return []condition{{nodecontrollerConfig(s).EnableWebhooks, "--enable-webhooks is off", []string{
-		"nodecontroller.webhook-addr", "nodecontroller.webhook-cert-mode", "nodecontroller.webhook-cert-secret", "nodecontroller.cert-dir",
-		"nodecontroller.webhook-client-ca",
+		"nodecontroller.webhook-addr", "nodecontroller.cert-dir", "nodecontroller.webhook-client-ca",
 	}}}
 }
 
@@ -155,26 +153,7 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 			grants = append(grants, doctor.Grant{File: file.name})
 		}
 	}
-	if c.EnableWebhooks && c.WebhookCertMode != servingcert.Files {
-		grants = append(grants, certificateGrant(c))
-	}
 	return grants
-}
-
-// certificateGrant returns the permissions for the certificate of the webhooks.
-func certificateGrant(c nodecontroller.Config) doctor.Grant {
-	grant := doctor.Grant{
-		File: "nodecontroller-webhook-certificates", Namespace: election.Namespace(""),
-		Names: map[string]string{"storage-controller-webhook-certificates": c.WebhookCertSecret,
-			"storage-controller-webhooks": c.WebhookConfigName},
-	}
-	if c.WebhookCertMode == servingcert.Secret {
-		grant.Rules = []doctor.Rule{
-			{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Names: []string{c.WebhookCertSecret},
-				Verbs: []string{"get"}},
-		}
-	}
-	return grant
 }
 
 func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (controller, error) {

@@ -129,15 +129,8 @@ func webhookOptions(d nodecontroller.Config) []settings.Option {
 	return []settings.Option{
 		{Name: "enable-webhooks", Default: d.EnableWebhooks, Usage: "serve admission webhooks"},
 		{Name: "webhook-addr", Default: d.WebhookAddr, Usage: "address of the webhooks, host:port"},
-		{Name: "webhook-cert-mode", Default: string(d.WebhookCertMode),
-			Usage: "source of the webhook certificate: files (in --cert-dir), secret (written by another program, " +
-				"such as cert-manager) or self-signed (the leader writes the Secret and the CA bundle of the webhook configuration)"},
 		{Name: "cert-dir", Default: "",
 			Usage: "directory of tls.crt and tls.key; empty means k8s-webhook-server/serving-certs in the directory for temporary files"},
-		{Name: "webhook-cert-secret", Default: "", Usage: "name of the Secret, for secret and self-signed"},
-		{Name: "webhook-config-name", Default: "", Usage: "name of the MutatingWebhookConfiguration, for self-signed"},
-		{Name: "webhook-service", Default: "", Usage: "name of the Service of the webhooks, for self-signed; " +
-			"a warning appears if the certificate of another mode does not name it"},
 		{Name: "webhook-client-ca", Default: "", Usage: "file with the CA certificates of the API servers' client certificates; " +
 			"other clients are rejected. Empty: every client is served"},
 		{Name: "capacity-resource", Default: "", Usage: orDerived("extended resource that pods with unprovisioned volumes request")},

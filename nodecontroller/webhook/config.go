@@ -4,7 +4,6 @@
 package webhook
 
 import (
-	"crypto/tls"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,6 +18,7 @@ import (
 type Config struct {
 	Driver  string // provisioner of the StorageClasses that count
 	Address string // to listen at; the port may be the name of a service
+	CertDir string // of tls.crt and tls.key, which are read again when they change
 	// ClientCA is a file with the authorities of clients, which is read at each handshake. Empty: clients need no certificate.
 	ClientCA string
 	// ShutdownDelay is how long requests are served after readiness ended: the API server needs
@@ -42,6 +42,4 @@ type Deps struct {
 	Claims   kube.Informer[*corev1.PersistentVolumeClaim]
 	Classes  kube.Informer[*storagev1.StorageClass]
 	Registry prometheus.Registerer
-	// GetCertificate returns the serving certificate.
-	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 }

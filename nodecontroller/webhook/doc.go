@@ -7,6 +7,7 @@
 //
 //	server.go  the HTTP server      review.go  AdmissionReview: checks, the response
 //	pod.go     the pod webhook      claim.go   the PVC webhook
+//	certificate.go  the serving certificate, which is read again when its files change
 //	lookup.go  reads of claims and StorageClasses
 //	patch.go   JSON patches with the fewest operations
 //

@@ -14,6 +14,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -59,8 +61,7 @@ type fixture struct {
 	client kubernetes.Interface // of the test
 	ns     string
 	cfg    Config
-	cert   tls.Certificate
-	ca     []byte       // signed cert
+	ca     []byte       // signed the serving certificate
 	api    *rest.Config // of the server; nil means that of the test
 	watch  *rest.Config // of its informers, the same
 	hook   func(*Server)
@@ -74,7 +75,8 @@ func setup(t testing.TB, change func(*fixture)) *fixture {
 	f := &fixture{TB: t, cp: kubetest.Get(t, kubetest.Real())}
 	f.client, f.ns = f.cp.Client(), kubetest.Namespace(t, f.cp)
 	f.cfg = testConfig(f.ns + ".example.com")
-	f.cert, f.ca = servingPair()
+	f.cfg.CertDir, f.ca = t.TempDir(), servingPair().ca
+	f.write(servingPair())
 	if change != nil {
 		change(f)
 	}
@@ -119,8 +121,7 @@ func (f *fixture) start() {
 	informers := kube.NewInformers(watcher, meta, f.cfg.Driver)
 	informers.Retain(kube.RetainedFields{Claims: true})
 	f.reg = prometheus.NewRegistry()
-	f.s, err = New(f.cfg, Deps{Client: client, Claims: informers.Claims(), Classes: informers.Classes(), Registry: f.reg,
-		GetCertificate: f.certificate})
+	f.s, err = New(f.cfg, Deps{Client: client, Claims: informers.Claims(), Classes: informers.Classes(), Registry: f.reg})
 	f.must(err)
 	if f.hook != nil {
 		f.hook(f.s)
@@ -142,8 +143,6 @@ func (f *fixture) start() {
 	f.Cleanup(f.stop)
 	f.eventually("the caches are filled", func(context.Context) error { return s.synced() })
 }
-
-func (f *fixture) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &f.cert, nil }
 
 // eventually waits for a state.
 func (f *fixture) eventually(what string, check func(context.Context) error) {
@@ -386,21 +385,37 @@ func (f *fixture) patched(pod *corev1.Pod, sums map[string]string) {
 	}
 }
 
-// servingPair returns a certificate for 127.0.0.1 that all tests serve, and its authority in PEM.
-var servingPair = sync.OnceValues(func() (tls.Certificate, []byte) {
+// pair is a certificate for localhost with its key and its authority, in PEM.
+type pair struct{ cert, key, ca []byte }
+
+// newPair returns a pair that is valid for lifetime from an hour ago; 0 means a year.
+func newPair(lifetime time.Duration) pair {
 	chain, key, err := cert.GenerateSelfSignedCertKeyWithOptions(cert.SelfSignedCertKeyOptions{
-		Host: "localhost", AlternateIPs: []net.IP{net.IPv4(127, 0, 0, 1)},
+		Host: "localhost", AlternateIPs: []net.IP{net.IPv4(127, 0, 0, 1)}, MaxAge: lifetime,
 	})
 	if err != nil {
 		panic(err)
 	}
-	pair, err := tls.X509KeyPair(chain, key)
-	if err != nil {
-		panic(err)
-	}
 	_, ca, _ := bytes.Cut(chain[1:], []byte("-----BEGIN"))
-	return pair, append([]byte("-----BEGIN"), ca...)
-})
+	return pair{chain, key, append([]byte("-----BEGIN"), ca...)}
+}
+
+// servingPair returns the pair of all tests that do not replace it.
+var servingPair = sync.OnceValue(func() pair { return newPair(0) })
+
+// write replaces the files as the kubelet does: a directory for each version, behind a link that is replaced.
+func (f *fixture) write(p pair) {
+	f.Helper()
+	dir, err := os.MkdirTemp(f.cfg.CertDir, "..")
+	f.must(err)
+	for name, content := range map[string][]byte{corev1.TLSCertKey: p.cert, corev1.TLSPrivateKeyKey: p.key} {
+		f.must(os.WriteFile(filepath.Join(dir, name), content, 0o600))
+		_ = os.Symlink(filepath.Join("..data", name), filepath.Join(f.cfg.CertDir, name)) // fails if it is there
+	}
+	link := filepath.Join(f.cfg.CertDir, "..data")
+	f.must(os.Symlink(filepath.Base(dir), link+"_new"))
+	f.must(os.Rename(link+"_new", link))
+}
 
 // roots returns the pool with the authority of the test.
 func (f *fixture) roots() *x509.CertPool {

@@ -15,12 +15,14 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/cert"
 	"k8s.io/klog/v2"
 
@@ -32,15 +34,16 @@ const drainLimit = 20 * time.Second
 
 // Server serves admission requests. It needs no Lease.
 type Server struct {
-	cfg       Config
-	deps      Deps
-	metrics   *metrics
-	mutations map[string]mutation // by path
-	bodies    *semaphore.Weighted // bytes of the requests that are being served
-	reads     *semaphore.Weighted // live reads
-	listener  net.Listener
-	used      atomic.Bool // the listener was used
-	serving   atomic.Bool
+	cfg         Config
+	deps        Deps
+	metrics     *metrics
+	mutations   map[string]mutation // by path
+	bodies      *semaphore.Weighted // bytes of the requests that are being served
+	reads       *semaphore.Weighted // live reads
+	certificate *certificate
+	listener    net.Listener
+	used        atomic.Bool // the listener was used
+	serving     atomic.Bool
 }
 
 // New returns a Server that listens, so that an address in use is reported at the start. Requests
@@ -57,7 +60,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	}
 	s := &Server{
 		cfg: cfg, deps: deps, bodies: semaphore.NewWeighted(maxBodies), reads: semaphore.NewWeighted(maxLiveReads),
-		listener: listener, metrics: newMetrics(deps.Registry),
+		certificate: newCertificate(cfg.CertDir, deps.Registry), listener: listener, metrics: newMetrics(deps.Registry),
 	}
 	// Both paths are always served: during an upgrade, an API server may still call a webhook that
 	// is switched off, and a missing path would block the creation of objects.
@@ -71,12 +74,12 @@ func New(cfg Config, deps Deps) (*Server, error) {
 // Address returns where the server listens.
 func (s *Server) Address() string { return s.listener.Addr().String() }
 
-// Ready returns an error unless the server serves and its caches are synced.
+// Ready returns an error unless the server serves with a valid certificate and its caches are synced.
 func (s *Server) Ready() error {
 	if !s.serving.Load() {
 		return errors.New("the webhook server is starting or stopping")
 	}
-	return s.synced()
+	return errors.Join(s.certificate.ready(), s.synced())
 }
 
 // synced returns an error until a miss of the caches means that an object is not found.
@@ -94,11 +97,15 @@ func (s *Server) synced() error {
 	return nil
 }
 
-// Serve serves requests. When ctx ends, the server is not ready, serves for the configured delay,
-// finishes running requests and returns. It may be called again.
+// Serve serves requests, and loads the certificate whenever it changes. When ctx ends, the server is not ready, serves for
+// the configured delay, finishes running requests and returns. It may be called again.
 func (s *Server) Serve(ctx context.Context) (err error) {
 	log := klog.FromContext(ctx).WithName("webhook")
 	ctx = klog.NewContext(ctx, log)
+	loading, stop := context.WithCancel(ctx)
+	var loader sync.WaitGroup
+	defer func() { stop(); loader.Wait() }()
+	loader.Go(func() { wait.UntilWithContext(loading, s.certificate.load, certificatePoll) })
 	listener := s.listener
 	if s.used.Swap(true) { // the listener of New was closed when serving ended
 		if listener, err = net.Listen("tcp", s.Address()); err != nil {
@@ -147,7 +154,7 @@ func (s *Server) httpServer(ctx context.Context) *http.Server {
 }
 
 func (s *Server) tlsConfig() *tls.Config {
-	c := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.deps.GetCertificate}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.certificate.get}
 	if s.cfg.ClientCA != "" {
 		c.ClientAuth, c.VerifyConnection = tls.RequireAnyClientCert, s.verifyClient
 	}

@@ -46,13 +46,13 @@ func alone(t *testing.T, change ...func(*Config)) (f *fixture, stop func()) {
 	}
 	informers := kube.NewInformers(client, meta, "d")
 	f = &fixture{TB: t, cfg: testConfig("d"), ns: "n"}
-	f.cert, f.ca = servingPair()
+	f.cfg.CertDir, f.ca = t.TempDir(), servingPair().ca
+	f.write(servingPair())
 	for _, c := range change {
 		c(&f.cfg)
 	}
 	f.s, err = New(f.cfg, Deps{
 		Client: client, Claims: informers.Claims(), Classes: informers.Classes(), Registry: prometheus.NewRegistry(),
-		GetCertificate: f.certificate,
 	})
 	f.must(err)
 	if err := f.s.Ready(); err == nil || !strings.Contains(err.Error(), "starting or stopping") {

@@ -17,7 +17,6 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 )
@@ -141,43 +140,4 @@ func TestAlertsAboutWebhooks(t *testing.T) {
 		h.minute(p, "a")
 	}
 	h.fires(t, "WebhookCertificateExpires", "WebhookFails")
-}
-
-// TestAlertAboutCertificatesThatAreNotKeptUp: failures since the start of the process count, too.
-func TestAlertAboutCertificatesThatAreNotKeptUp(t *testing.T) {
-	t.Parallel()
-	e, h := newEnv(t, csitest.Config{}, 0), newHistory()
-	configs := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	_, err := configs.Create(t.Context(), forNobody(e.ns, e.ns), metav1.CreateOptions{})
-	e.must(err)
-	t.Cleanup(func() { _ = configs.Delete(context.Background(), e.ns, metav1.DeleteOptions{}) })
-	p := e.webhooks("--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs", "--webhook-config-name="+e.ns,
-		"--webhook-service=none")
-	e.eventually("the authority is published", func(ctx context.Context) error {
-		c, err := configs.Get(ctx, e.ns, metav1.GetOptions{})
-		if err == nil && len(c.Webhooks[0].ClientConfig.CABundle) == 0 {
-			err = errors.New("it is not")
-		}
-		return err
-	})
-	h.minute(p, "a")
-	h.minute(p, "a")
-	h.fires(t)
-
-	e.forbids(admissionv1.Update, admissionv1.GroupName, "mutatingwebhookconfigurations", fmt.Sprintf("object.metadata.name == %q", e.ns))
-	e.eventually("changes of the configuration are refused", func(ctx context.Context) error {
-		_, err := configs.Patch(ctx, e.ns, types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`),
-			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
-		return refused(err)
-	})
-	// Without the Secret there has to be another authority, which is to be published.
-	e.must(e.client.CoreV1().Secrets(e.ns).Delete(t.Context(), "certs", metav1.DeleteOptions{}))
-	e.eventually("it cannot be published", func(context.Context) error {
-		if p.value("storage_controller_webhook_cert_upkeep_total", "result=error") == 0 {
-			return errors.New("no failure is counted")
-		}
-		return nil
-	})
-	h.minute(p, "a")
-	h.fires(t, "WebhookCertificateFails")
 }

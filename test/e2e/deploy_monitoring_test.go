@@ -233,21 +233,16 @@ func everythingOn(t *testing.T) *process {
 			t.Fatal(err)
 		}
 	}
-	_, err := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(),
-		forNobody(e.ns, e.ns), metav1.CreateOptions{})
-	must(err)
-	t.Cleanup(func() {
-		_ = e.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(context.Background(), e.ns, metav1.DeleteOptions{})
-	})
-	_, err = e.client.StorageV1().CSIDrivers().Create(t.Context(),
+	_, err := e.client.StorageV1().CSIDrivers().Create(t.Context(),
 		&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: e.plugin.Name()}}, metav1.CreateOptions{})
 	must(err)
+	certificates := t.TempDir()
+	writePair(t, certificates)
 	cmd := e.command("all", slices.Concat(quick, []string{"--leader-election", "--http-endpoint=127.0.0.1:0",
 		"--capacity-ownerref-level=-1",
 		"--topology-node-key=" + e.plugin.Name() + "/zone", "--node-finalizer-mode=manage", "--node-cleanup=claims",
 		"--node-cleanup-scope=all", "--node-delete-grace=0s", "--node-finalizer-wait-for-others=false", "--node-finalizer-timeout=1s",
-		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed", "--webhook-cert-secret=certs",
-		"--webhook-config-name=" + e.ns, "--webhook-service=none"})...)
+		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--cert-dir", certificates})...)
 	cmd.Env = append(cmd.Env, "NAMESPACE="+e.ns)
 	kubetest.InstallCRDs(t, e.cp) // or another test does meanwhile, and the snapshotter has no Lease yet
 	p := e.start(cmd)

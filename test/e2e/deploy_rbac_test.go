@@ -16,7 +16,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -236,7 +235,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}}, 2)
 	ctx, key := t.Context(), e.plugin.Name()+"/zone"
-	granted := e.applyRBAC("nodecontroller*[!e]") // without nodecontroller-pvc-enforce, which is for TopoLVM
+	granted := e.applyRBAC("nodecontrolle*[^e]") // without nodecontroller-pvc-enforce, which is for TopoLVM
 	maps.Copy(granted, e.applyRBAC("nodecontroller-resize-nudge"))
 	// With the name of the ConfigMap, as in the chart.
 	role, err := e.client.RbacV1().Roles(e.ns).Get(ctx, "storage-controller:nodecontroller", metav1.GetOptions{})
@@ -250,13 +249,6 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	e.inForce("storage-controller-nodecontroller", granted)
 	e.restrict("storage-controller-nodecontroller")
 	kubeconfig, used, refused := e.as("storage-controller-nodecontroller")
-	// Its name is in the permissions; no other test has it.
-	configurations := e.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	_, err = configurations.Create(ctx, forNobody("storage-controller-webhooks", e.ns), metav1.CreateOptions{})
-	e.must(err)
-	t.Cleanup(func() {
-		_ = configurations.Delete(context.Background(), "storage-controller-webhooks", metav1.DeleteOptions{})
-	})
 	_, err = e.client.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: e.plugin.Name()}},
 		metav1.CreateOptions{})
 	e.must(err)
@@ -275,9 +267,7 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 		"--node-cleanup=volumes", "--node-cleanup-scope=all", "--node-cleanup-max-fraction=1",
 		"--pv-release-grace=0s",
 		"--pvc-finalizer-mode=strip", "--pvc-obsolete-finalizers", finalizer,
-		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--webhook-cert-mode=self-signed",
-		"--webhook-cert-secret=storage-controller-webhook-certificates",
-		"--webhook-config-name=storage-controller-webhooks", "--webhook-service=none")...)
+		"--enable-webhooks", "--webhook-addr=127.0.0.1:0")...)
 
 	e.grows("growing", e.nodes[0])
 	e.eventually("the obsolete finalizer is removed", func(ctx context.Context) error {
@@ -310,24 +300,9 @@ func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 		e.gone(what, get)
 	}
 	e.asksForMetrics(p)
-	// The Secret is created at the start, and again when it is invalid.
-	e.eventually("the Secret has no certificate", func(ctx context.Context) error {
-		_, err := e.client.CoreV1().Secrets(e.ns).Patch(ctx, "storage-controller-webhook-certificates", types.MergePatchType,
-			[]byte(`{"data":{"tls.crt":""}}`), metav1.PatchOptions{})
-		return err
-	})
 	e.usesAll(granted, used, refused, func(p permission) bool {
 		return p.verb == "list" || p == permission{"patch", "", "events"}
 	})
-}
-
-// forNobody is a configuration whose authority can be filled in by who serves the Service none
-// of a namespace, and that is asked about nothing.
-func forNobody(name, namespace string) *admissionv1.MutatingWebhookConfiguration {
-	return &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.MutatingWebhook{{
-		Name: "pod-hook.example.com", AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionv1.SideEffectClassNone),
-		ClientConfig: admissionv1.WebhookClientConfig{Service: &admissionv1.ServiceReference{Namespace: namespace, Name: "none"}},
-	}}}
 }
 
 // approved approves the clean-up of a lost node, by its value of the topology key, after the controller has recorded

@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -472,7 +473,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"driver: {image: {tag: ''}}":                                       "driver.image: set tag or digest",
 		"nodecontroller: {nodeCleanup: claims}":                            "nodeCleanup: nodecontroller.enabled is false",
 		"extraArgs: ['--http-endpoint=127.0.0.1:8080']":                    "the probes and ports of the chart have 8080",
-		"extraArgs: [--webhook-cert-secret=x]":                             "set nodecontroller.webhooks.name",
+		"extraArgs: [--webhook-cert-secret=x]":                             "unknown flag",
 		"config: {timeout: 1.5m}":                                          "terminationGracePeriodSeconds, 80, must exceed",
 		"config: {node-cleanup: claims}":                                   "node-cleanup: the permissions would not match",
 		"config: {nodecontroller: {node-cleanup: claims}}":                 "set nodecontroller.nodeCleanup",
@@ -517,7 +518,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"config: {resizer: {modify-timeout: 70s}}":                         "terminationGracePeriodSeconds, 80",
 		"terminationGracePeriodSeconds: 25":                                "terminationGracePeriodSeconds: 25",
 		"terminationGracePeriodSeconds: 70":                                "must exceed the timeout of the snapshotter",
-		"nodecontroller: {webhooks: {certificate: files}}":                 "'/nodecontroller/webhooks/certificate'",
+		"nodecontroller: {webhooks: {caBundle: '-----BEGIN'}}":             "'/nodecontroller/webhooks/caBundle'",
 		"mode: node\nnodecontroller: {enabled: true}":                      "mode node has no node controller",
 		"mode: per-role\nextraArgs: [--audit-interval=1h]":                 "set STORAGE_CONTROLLER_AUDIT_INTERVAL in env",
 		"mode: per-role\nextraArgs: [--strict-topology]":                   "set STORAGE_CONTROLLER_STRICT_TOPOLOGY in env",
@@ -580,8 +581,7 @@ attacher: {enabled: false}
 provisioner: {crossNamespace: true}
 nodecontroller: {enabled: true, nodeCleanup: volumes, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: "on"}}`: {
 			"- -attacher\n", "CrossNamespaceVolumeDataSource: true", "node-cleanup: volumes", "enable-webhooks: true",
-			"webhook-config-name: csi-example.csi-controller-ons", "webhook-service: \"on\"",
-			"webhook-cert-secret: on-certificates", "pvc-finalizer-mode: enforce"},
+			"cert-dir: /certs", "pvc-finalizer-mode: enforce"},
 	} {
 		objects := charted(t, values)
 		i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == "ConfigMap" })
@@ -782,25 +782,40 @@ func TestEveryValueHasADescription(t *testing.T) {
 	}
 }
 
-// TestChartWebhookConfiguration: permissions and flags name the configuration that the chart creates.
-func TestChartWebhookConfiguration(t *testing.T) {
+// TestWebhookCertificate: the pod mounts the Secret of the certificate where --cert-dir says, and nothing else does.
+func TestWebhookCertificate(t *testing.T) {
 	t.Parallel()
-	const want = "csi-example.csi-controller-csi-controller-webhooks"
-	var configured, granted bool
-	objects := charted(t, "nodecontroller: {enabled: true, webhooks: {enabled: true}}")
-	for _, o := range objects {
-		switch o.GetKind() {
-		case "MutatingWebhookConfiguration":
-			configured = o.GetName() == want
-		case "ClusterRole":
-			for _, rule := range converted[rbacv1.ClusterRole](t, o).Rules {
-				granted = granted || slices.Contains(rule.ResourceNames, want)
+	for values, secret := range map[string]string{
+		"{enabled: true}": "",
+		"{enabled: true, webhooks: {enabled: true}}":                                            "csi-controller-webhook-certificates",
+		"{enabled: true, webhooks: {enabled: true, name: own, caBundle: YQ==}}\nmode: per-role": "own-certificates",
+	} {
+		objects := charted(t, "nodecontroller: "+values)
+		pod, mounted := podOf(t, objects), ""
+		for _, v := range pod.Volumes {
+			if v.Name == "certificate" {
+				mounted = v.Secret.SecretName
 			}
 		}
-	}
-	args := podOf(t, objects).Containers[0].Args
-	if i := slices.Index(args, "--webhook-config-name"); i < 0 || args[i+1] != want || !configured || !granted {
-		t.Errorf("configured %v, granted %v, arguments %q, want %s", configured, granted, args, want)
+		if mounted != secret {
+			t.Errorf("%s: the volume has the Secret %q, want %q", values, mounted, secret)
+		}
+		for _, c := range pod.Containers {
+			enabled := slices.Contains(c.Args, "--enable-webhooks")
+			there := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/certs" })
+			if enabled != there || slices.Contains(c.Args, "--cert-dir=/certs") != there {
+				t.Errorf("%s: container %s: mounted %t, arguments %q", values, c.Name, there, c.Args)
+			}
+		}
+		for _, o := range objects {
+			if o.GetKind() != "MutatingWebhookConfiguration" {
+				continue
+			}
+			bundle := converted[admissionv1.MutatingWebhookConfiguration](t, o).Webhooks[0].ClientConfig.CABundle
+			if (string(bundle) == "a") != strings.Contains(values, "caBundle") {
+				t.Errorf("%s: caBundle %q", values, bundle)
+			}
+		}
 	}
 }
 
@@ -848,24 +863,11 @@ func TestReleasesShareNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		configuration, granted := "", ""
-		objects := parsed(t, text)
-		for name := range byName(t, objects) {
+		for name := range byName(t, parsed(t, text)) {
 			if owner[name] != "" {
 				t.Errorf("%s is in the releases %s and %v", name, owner[name], release)
 			}
 			owner[name] = strings.Join(release[:], " of ")
-		}
-		for _, o := range objects {
-			switch {
-			case o.GetKind() == "MutatingWebhookConfiguration":
-				configuration = o.GetName()
-			case o.GetKind() == "ClusterRole" && strings.HasSuffix(o.GetName(), "nodecontroller-webhook-certificates"):
-				granted = converted[rbacv1.ClusterRole](t, o).Rules[0].ResourceNames[0]
-			}
-		}
-		if configuration == "" || granted != configuration {
-			t.Errorf("release %v: the configuration of the webhooks is %q, and %q may be patched", release, configuration, granted)
 		}
 	}
 }
@@ -940,7 +942,7 @@ admissionPolicy: {enabled: true}
 serviceAccount: {name: second-account}`),
 		"chart, webhooks of another": charted(t, `fullnameOverride: second
 driver: {name: Other.example.com}
-nodecontroller: {enabled: true, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: second, certificate: secret, clientCA: /etc/clients/ca.crt, failurePolicy: Fail, namespaces: [default], configurationAnnotations: {a: b}}}`),
+nodecontroller: {enabled: true, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: second, caBundle: YQ==, clientCA: /etc/clients/ca.crt, failurePolicy: Fail, namespaces: [default], configurationAnnotations: {a: b}}}`),
 		"all-in-one with a file and webhooks": withComponents(t, "configuration-file", "components/webhooks-enforce"),
 		"chart, more than the driver":         charted(t, fileOfPage(t, "install.md", "more-values.yaml")),
 		"chart, node on the host's network": charted(t, "mode: node\nhostNetwork: true\nhttpPort: 9080\nkubeletDir: /var/lib/k0s/kubelet\n"+
@@ -1133,7 +1135,7 @@ func converted[T any](t *testing.T, o *unstructured.Unstructured) *T {
 }
 
 // TestSecretsAreOnlyGot checks that no role may list secrets, and those of a namespace are open only where
-// that was asked for. The certificate of the webhooks is a Secret with a name. In the chart, ConfigMaps have a name, too.
+// that was asked for. In the chart, ConfigMaps have a name.
 func TestSecretsAreOnlyGot(t *testing.T) {
 	t.Parallel()
 	for name, objects := range variants(t) {
@@ -1148,12 +1150,6 @@ func TestSecretsAreOnlyGot(t *testing.T) {
 						t.Errorf("%s: %s grants %v on ConfigMaps %q, want %q", name, o.GetName(), r.Verbs, r.ResourceNames, lost)
 					}
 					if !slices.ContainsFunc(r.Resources, func(s string) bool { return s == "*" || strings.HasPrefix(s, "secrets") }) {
-						continue
-					}
-					if o.GetKind() == "Role" { // that of the certificate
-						if len(r.ResourceNames) == 0 && !slices.Equal(r.Verbs, []string{"create"}) {
-							t.Errorf("%s: %s %s grants %v on any secret", name, o.GetKind(), o.GetName(), r.Verbs)
-						}
 						continue
 					}
 					readers[o.GetName()] = true

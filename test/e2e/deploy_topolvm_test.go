@@ -57,10 +57,10 @@ func TestModeTopolvm(t *testing.T) {
 // TestCertificateOfModeTopolvm: the CA of the webhook configuration has signed the certificate in the Secret that the pod mounts.
 func TestCertificateOfModeTopolvm(t *testing.T) {
 	t.Parallel()
-	const webhooks = modeTopolvm + "nodecontroller: {webhooks: {enabled: true, certificate: "
+	const webhooks = modeTopolvm + "nodecontroller: {webhooks: {enabled: true"
 	var secret *corev1.Secret
 	var configuration *admissionv1.MutatingWebhookConfiguration
-	objects := charted(t, webhooks+"self-signed}}")
+	objects := charted(t, webhooks+"}}")
 	for _, o := range objects {
 		switch o.GetKind() {
 		case "Secret":
@@ -80,7 +80,7 @@ func TestCertificateOfModeTopolvm(t *testing.T) {
 	if _, err := certificate.Verify(x509.VerifyOptions{Roots: roots, DNSName: host}); err != nil {
 		t.Error(err)
 	}
-	other := charted(t, webhooks+"secret}}")
+	other := charted(t, webhooks+", configurationAnnotations: {cert-manager.io/inject-ca-from: a/b}}}")
 	for _, objects := range [][]*unstructured.Unstructured{objects, other} {
 		pod := podOf(t, objects)
 		if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool {

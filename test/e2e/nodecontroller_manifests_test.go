@@ -109,10 +109,6 @@ func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 		"nodecontroller-resize-nudge":    {"pods": "list,patch,watch"},
 		"nodecontroller-pvc-strip":       {"persistentvolumeclaims": "patch"},
 		"nodecontroller-pvc-enforce":     {"persistentvolumeclaims": "patch", "pods": "delete,get,list,watch"},
-		"nodecontroller-webhook-certificates": {
-			"secrets storage-controller-webhook-certificates in default": "get,update", "secrets in default": "create",
-			"mutatingwebhookconfigurations.admissionregistration.k8s.io storage-controller-webhooks": "get,patch",
-		},
 		"nodecontroller-secure-metrics": {"tokenreviews.authentication.k8s.io": "create",
 			"subjectaccessreviews.authorization.k8s.io": "create"},
 	}

@@ -94,13 +94,12 @@ var allowed = map[string][]string{
 	"capacity":               {"csiclient", "internal/kube", "internal/topology", "internal/workloop"},
 	"nodecontroller": {
 		"election", "metrics", "internal/claimloop", "internal/keylock", "internal/kube", "internal/workloop", "nodecontroller/nodecleanup",
-		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
+		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/webhook",
 		"topolvm", // the names of its driver
 	},
 	"nodecontroller/nodecleanup":  {"election", "internal/keylock", "internal/kube", "internal/workloop"},
 	"nodecontroller/pvcfinalizer": {"election", "internal/claimloop", "internal/kube"},
 	"nodecontroller/resizenudge":  {"internal/claimloop", "internal/kube"},
-	"nodecontroller/servingcert":  {"internal/kube"},
 	"nodecontroller/webhook":      {"internal/kube", "internal/serving"},
 	"provisioner": {
 		"csiclient", "election", "metrics", "internal/keylock", "internal/kube", "internal/migration", "internal/topology",
@@ -124,7 +123,7 @@ var allowed = map[string][]string{
 	"internal/settings": {"csiclient", "election"},
 	"internal/app": {
 		"attacher", "capacity", "csiclient", "election", "metrics", "nodecontroller", "nodecontroller/nodecleanup",
-		"nodecontroller/pvcfinalizer", "nodecontroller/servingcert",
+		"nodecontroller/pvcfinalizer",
 		"provisioner", "resizer", "internal/keylock", "internal/kube", "internal/settings", "internal/tools/audit", "internal/tools/doctor",
 		"internal/tools/statusz",
 		"internal/tracing", "internal/workloop", "snapshotter", "topolvm",
@@ -177,7 +176,7 @@ var confined = map[string][]string{
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
 		"internal/tools/explain", "internal/kube", "internal/kubetest", "internal/looptest", "internal/workloop",
 		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
-		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/servingcert", "nodecontroller/webhook",
+		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/webhook",
 		"resizer", "snapshotter", "internal/claimloop", "internal/claimtest", "test/bench", "test/demo",
 		"test/simulation/apiserver", "test/simulation/cluster", "topolvm", "topolvm/topolvmtest",
 	},

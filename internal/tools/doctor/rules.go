@@ -75,11 +75,6 @@ var rules = map[string][]Rule{
 		{Groups: []string{"authentication.k8s.io"}, Resources: []string{"tokenreviews"}, Verbs: []string{"create"}},
 		{Groups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}},
 	},
-	"nodecontroller-webhook-certificates": {
-		{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Names: []string{"storage-controller-webhook-certificates"}, Verbs: []string{"get", "update"}},
-		{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"create"}},
-		{Groups: []string{"admissionregistration.k8s.io"}, Resources: []string{"mutatingwebhookconfigurations"}, Names: []string{"storage-controller-webhooks"}, Verbs: []string{"get", "patch"}},
-	},
 	"provisioner": {
 		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch", "patch"}},
 		{Groups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},

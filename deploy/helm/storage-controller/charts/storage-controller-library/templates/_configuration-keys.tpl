@@ -141,11 +141,7 @@ nodecontroller.skip-node-finalize
 nodecontroller.timeout
 nodecontroller.topology-node-key
 nodecontroller.webhook-addr
-nodecontroller.webhook-cert-mode
-nodecontroller.webhook-cert-secret
 nodecontroller.webhook-client-ca
-nodecontroller.webhook-config-name
-nodecontroller.webhook-service
 otlp-endpoint
 otlp-sampling-ratio
 prevent-volume-mode-conversion
@@ -233,11 +229,7 @@ vmodule
 volume-name-prefix
 volume-name-uuid-length
 webhook-addr
-webhook-cert-mode
-webhook-cert-secret
 webhook-client-ca
-webhook-config-name
-webhook-service
 worker-threads
 workers
 zap-devel

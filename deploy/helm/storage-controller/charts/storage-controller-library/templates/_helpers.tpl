@@ -176,9 +176,6 @@ secrets: {enabled: false}
 {{- if eq $modes.pvcFinalizer "enforce" }}
 - nodecontroller-pvc-enforce
 {{- end }}
-{{- if and $n.webhooks.enabled (not $topolvm) }}
-- nodecontroller-webhook-certificates
-{{- end }}
 {{- end }}
 {{- if $v.metrics.secure }}
 - nodecontroller-secure-metrics
@@ -196,19 +193,7 @@ secrets: {enabled: false}
 {{- if include "storage-controller.webhooks" $ }}
 {{- with $n.webhooks }}
 - --enable-webhooks
-{{- if include "storage-controller.topolvm" $ }}
 - --cert-dir=/certs
-{{- else }}
-- --webhook-cert-mode={{ .certificate }}
-- --webhook-cert-secret
-- {{ printf "%s-certificates" (include "storage-controller.webhookName" $) | quote }}
-{{- if eq .certificate "self-signed" }}
-- --webhook-config-name
-- {{ include "storage-controller.webhookConfiguration" $ | quote }}
-{{- end }}
-{{- end }}
-- --webhook-service
-- {{ include "storage-controller.webhookName" $ | quote }}
 {{- with .clientCA }}
 - --webhook-client-ca
 - {{ . | quote }}
@@ -372,7 +357,7 @@ true
 {{- if and (hasPrefix "extraArgs" .place) (not (has .name $flags)) }}{{ fail (printf "%s: unknown flag; docs/flags.md lists the flags" .place) }}{{ end }}
 {{- end }}
 {{- /* Settings that need permissions, by the value that also grants these. */}}
-{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-cert-secret" "nodecontroller.webhooks.name" "webhook-config-name" "nodecontroller.webhooks.name" "webhook-service" "nodecontroller.webhooks.name" "webhook-client-ca" "nodecontroller.webhooks.clientCA" "webhook-cert-mode" "nodecontroller.webhooks.certificate" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" "use-legacy" "useLegacy" "topolvm-use-legacy" "useLegacy" }}
+{{- $granted := dict "node-cleanup" "nodecontroller.nodeCleanup" "node-finalizer-mode" "nodecontroller.nodeFinalizerMode" "pvc-finalizer-mode" "nodecontroller.pvcFinalizerMode" "resize-nudge" "nodecontroller.resizeNudge" "enable-webhooks" "nodecontroller.webhooks.enabled" "webhook-client-ca" "nodecontroller.webhooks.clientCA" "enable-capacity" "capacity.enabled" "secure-metrics-server" "metrics.secure" "use-legacy" "useLegacy" "topolvm-use-legacy" "useLegacy" }}
 {{- $grace := int $v.terminationGracePeriodSeconds }}
 {{- $http := print ":" (include "storage-controller.httpPort" .) }}
 {{- if le $grace 25 }}{{ fail (printf "terminationGracePeriodSeconds: %d must exceed --timeout (15 s) plus ten seconds" $grace) }}{{ end }}
@@ -494,6 +479,11 @@ true
   securityContext:
     {{- toYaml .root.Values.securityContext | nindent 4 }}
   volumeMounts:
+  {{- if .webhooks }}
+  - name: certificate
+    mountPath: /certs
+    readOnly: true
+  {{- end }}
   {{- if .configured }}
   - name: configuration
     mountPath: /etc/storage-controller
@@ -501,11 +491,6 @@ true
   {{- end }}
   - name: socket
     mountPath: {{ include "storage-controller.socketDirectory" .root }}
-  {{- if and $topolvm .webhooks }}
-  - name: certificate
-    mountPath: /certs
-    readOnly: true
-  {{- end }}
   - name: kube-api-access
     mountPath: /var/run/secrets/kubernetes.io/serviceaccount
     readOnly: true
@@ -570,7 +555,7 @@ true
   configMap:
     name: {{ include "storage-controller.configName" . }}
 {{- end }}
-{{- if and (include "storage-controller.topolvm" .) (include "storage-controller.webhooks" .) }}
+{{- if include "storage-controller.webhooks" . }}
 - name: certificate
   secret:
     secretName: {{ include "storage-controller.webhookName" . }}-certificates

@@ -3,14 +3,9 @@
 {{- $v := .Values }}
 {{- if $v.rbac.create }}
 {{- range $name := include "storage-controller.permissions" . | fromYamlArray }}
-{{- range $text := splitList "\n---\n" (include (printf "storage-controller.permissions.%s" $name) $ | replace "storage-controller-webhooks" "\u0000" | replace "storage-controller-webhook" (include "storage-controller.webhookName" $) | replace "\u0000" (include "storage-controller.webhookConfiguration" $)) }}
+{{- range $text := splitList "\n---\n" (include (printf "storage-controller.permissions.%s" $name) $) }}
 {{- $o := fromYaml $text }}
 {{- $places := list "" }}
-{{- /* With an external certificate the Secret is only read. */}}
-{{- if and (eq $name "nodecontroller-webhook-certificates") (eq $v.nodecontroller.webhooks.certificate "secret") }}
-{{- if hasPrefix "Cluster" $o.kind }}{{ $places = list }}{{ end }}
-{{- if eq $o.kind "Role" }}{{ $_ := set $o "rules" (list (set (first $o.rules) "verbs" (list "get"))) }}{{ end }}
-{{- end }}
 {{- /* The first rule is for the ConfigMap of lost nodes, whose name the manifests do not know. */}}
 {{- if and (eq $name "nodecontroller") (eq $o.kind "Role") }}
 {{- $_ := set (first $o.rules) "resourceNames" (list (printf "lost-nodes.%s" (include "storage-controller.driverName" $ | lower))) }}

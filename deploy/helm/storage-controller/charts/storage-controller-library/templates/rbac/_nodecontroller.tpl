@@ -2,8 +2,7 @@
 # The node controller always needs these, to report lost nodes and to serve webhooks. Each other
 # directory nodecontroller-* is for one feature. If its permission is missing, the event
 # NodeCleanupBlocked names it.
-# All writes, except those of the Lease, the records of lost nodes and the certificates, are
-# patches and deletes.
+# All writes, except those of the Lease and the records of lost nodes, are patches and deletes.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
