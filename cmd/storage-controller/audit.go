@@ -52,10 +52,13 @@ provisioner audits periodically with --audit-interval.`,
 		},
 	}
 	registerUserFlags(cmd, app.All)
-	shown := []string{"config", "csi-address", "csi-socket", "driver-name", "kubeconfig", "master", "timeout", "max-entries", "v", "logging-format"}
+	shown := []string{"config", "csi-address", "csi-socket", "driver-name", "kubeconfig", "master", "timeout", "max-entries", "v",
+		"logging-format"}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shown, f.Name) })
 	timeout := cmd.Flags().Lookup("timeout")
 	timeout.Usage, timeout.DefValue = "timeout of each CSI call", cfg.Timeout.String()
+	cmd.Flags().Lookup("driver-name").Usage = "topolvm.io or topolvm.cybozu.com audits this driver without calling it; " +
+		"for other drivers it has no effect"
 	cmd.Flags().StringVarP(&output, "output", "o", outputText, "text or json")
 	cmd.Flags().DurationVar(&cfg.StuckAfter, "stuck-after", cfg.StuckAfter,
 		"time since deletionTimestamp after which an object counts as stuck")

@@ -178,7 +178,8 @@ func (c comparison) unreferenced() []Finding {
 			message += ", it was created for claim " + claim
 		}
 		found = append(found, Finding{
-			Kind: VolumeWithoutPV, Object: "LogicalVolume " + lv.Name, UID: string(lv.UID), VolumeHandle: string(lv.UID), Node: lv.Spec.NodeName,
+			Kind: VolumeWithoutPV, Object: "LogicalVolume " + lv.Name, UID: string(lv.UID), VolumeHandle: string(lv.UID),
+			Node: lv.Spec.NodeName,
 			Message: fmt.Sprintf("%s; its size is %s. A volume whose PersistentVolume was deleted with the policy Retain looks the same%s",
 				message, lv.Spec.Size, c.possibleUsers()),
 		})

@@ -66,9 +66,10 @@ func TestLogicalVolumes(t *testing.T) {
 		})}}, nil},
 		"of a pending claim by its name":       {ClusterState{LogicalVolumes: lvs{lv("pvc-"+uid, nil)}, Claims: pending}, nil},
 		"of a pending claim by the annotation": {ClusterState{LogicalVolumes: lvs{lv("v", recorded)}, Claims: pending}, nil},
-		"of a claim that is recorded": {ClusterState{LogicalVolumes: lvs{lv("v", recorded)}, Claims: claim(func(c *corev1.PersistentVolumeClaim) {
-			c.Spec.VolumeName, c.Finalizers = "pv", []string{"storage-controller.io/provisioning"}
-		})}, nil},
+		"of a claim whose request is recorded": {ClusterState{LogicalVolumes: lvs{lv("v", recorded)},
+			Claims: claim(func(c *corev1.PersistentVolumeClaim) {
+				c.Spec.VolumeName, c.Finalizers = "pv", []string{"storage-controller.io/provisioning"}
+			})}, nil},
 		"of a bound claim": {ClusterState{LogicalVolumes: lvs{lv("v", recorded)}, Claims: claim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.VolumeName = "pv"
 		})}, []string{"volume_without_pv LogicalVolume v id-v n"}},
@@ -78,14 +79,16 @@ func TestLogicalVolumes(t *testing.T) {
 			})}}, []string{"stuck LogicalVolume v"}},
 		"a PersistentVolume without a LogicalVolume": {ClusterState{LogicalVolumes: lvs{},
 			Volumes: pvs{volume("pv", topolvm.Driver, "id-v")}}, []string{"pv_without_volume PersistentVolume pv id-v"}},
-		"a snapshot":                     {ClusterState{LogicalVolumes: lvs{snapshot}, Contents: []Content{{"c", "", "id-s"}}}, nil},
-		"a snapshot without its content": {ClusterState{LogicalVolumes: lvs{snapshot}, Contents: []Content{}}, []string{"snapshot_without_content"}},
+		"a snapshot": {ClusterState{LogicalVolumes: lvs{snapshot}, Contents: []Content{{"c", "", "id-s"}}}, nil},
+		"a snapshot without its content": {ClusterState{LogicalVolumes: lvs{snapshot}, Contents: []Content{}},
+			[]string{"snapshot_without_content"}},
 		"a content without its snapshot": {ClusterState{LogicalVolumes: lvs{}, Contents: []Content{{"c", "", "id-s"}}}, []string{
 			"content_without_snapshot VolumeSnapshotContent c"}},
 	} {
 		a := Auditor{
-			Config: Config{StuckAfter: time.Minute, Settle: time.Nanosecond}, Driver: csiclient.Driver{Name: topolvm.Driver}, LogicalVolumes: true,
-			Read: func(context.Context) (ClusterState, error) { return tt.state, nil }, Now: func() time.Time { return now },
+			Config: Config{StuckAfter: time.Minute, Settle: time.Nanosecond}, Driver: csiclient.Driver{Name: topolvm.Driver},
+			LogicalVolumes: true, Now: func() time.Time { return now },
+			Read: func(context.Context) (ClusterState, error) { return tt.state, nil },
 		}
 		found, err := a.Audit(t.Context())
 		if have := texts(found); err != nil || !slices.Equal(have, tt.want) {
@@ -97,10 +100,11 @@ func TestLogicalVolumes(t *testing.T) {
 // TestReadLogicalVolumes: without the permission, or without the CustomResourceDefinition, they are not compared.
 func TestReadLogicalVolumes(t *testing.T) {
 	t.Parallel()
+	const notCompared = ": volumes and snapshots were not compared"
 	for status, want := range map[int]struct{ note, err string }{
 		http.StatusOK:                  {},
-		http.StatusForbidden:           {"no permission to list LogicalVolumes: volumes and snapshots were not compared", ""},
-		http.StatusNotFound:            {"the cluster does not serve LogicalVolumes of topolvm.io: volumes and snapshots were not compared", ""},
+		http.StatusForbidden:           {"no permission to list LogicalVolumes" + notCompared, ""},
+		http.StatusNotFound:            {"the cluster does not serve LogicalVolumes of topolvm.io" + notCompared, ""},
 		http.StatusInternalServerError: {"", "listing LogicalVolumes"},
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

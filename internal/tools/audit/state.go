@@ -89,8 +89,8 @@ func (r *APIReader) Notes() []string { return r.notes }
 // Counts returns the numbers of volumes and attachments of the driver in the last Read.
 func (r *APIReader) Counts() (volumes, attachments int) { return r.volumes, r.attachments }
 
-// Read lists all objects, and first the LogicalVolumes of a driver of TopoLVM. It fails without the permission to list PersistentVolumes; a missing
-// permission for another resource is a note.
+// Read lists all objects, and first the LogicalVolumes of a driver of TopoLVM. It fails without the permission to list
+// PersistentVolumes; a missing permission for another resource is a note.
 func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
 	r.notes, r.volumes, r.attachments, r.foreign = nil, 0, 0, nil
 	var state ClusterState
