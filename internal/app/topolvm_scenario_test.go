@@ -378,7 +378,7 @@ func TestTopolvmScenario(t *testing.T) {
 		p.unreferenced(name, node.Name())
 	})
 	t.Run("074_unreferenced", func(t *testing.T) { // the gauge is in the scenarios of the service
-		p := startPod(t, false)
+		p := startPod(t, false, "--audit-interval=100ms")
 		node := p.node("a")
 		p.ready()
 		controller, _ := p.controller()
@@ -387,6 +387,20 @@ func TestTopolvmScenario(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.unreferenced(name, node.Name())
+		pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: p.ns + "-lost"}}
+		pv.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+		pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+		pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: topolvm.Driver, VolumeHandle: "lost"}
+		if _, err := p.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		kubetest.Eventually(t, "the periodic audit finds a PersistentVolume without a LogicalVolume", func(context.Context) error {
+			_, body := p.get(p.metrics, "/metrics")
+			if !strings.Contains(body, `storage_controller_audit_findings{kind="pv_without_volume"} 1`) {
+				return errors.New("no such finding")
+			}
+			return nil
+		})
 	})
 	t.Run("075_a_deleted_node", func(t *testing.T) {
 		p := startPod(t, false, "--node-cleanup-min-nodes=99") // nodes of earlier scenarios are lost, too
