@@ -43,14 +43,19 @@ func (g *gatherer) logicalVolume(ctx context.Context, name, handle string) {
 	}
 }
 
-// withID returns the LogicalVolume with an ID.
+// withID returns the LogicalVolume with an ID. It is missing only if all others are readable.
 func withID(all result[[]*unstructured.Unstructured], id string) result[*topolvm.LogicalVolume] {
+	missing := all.found
 	for _, object := range all.value {
-		if lv, err := decode[topolvm.LogicalVolume](object.Object); err == nil && lv.HasID(id) {
+		lv, err := decode[topolvm.LogicalVolume](object.Object)
+		switch {
+		case err != nil:
+			missing = false
+		case lv.HasID(id):
 			return found(lv)
 		}
 	}
-	return result[*topolvm.LogicalVolume]{missing: all.found}
+	return result[*topolvm.LogicalVolume]{missing: missing}
 }
 
 // nodeOf reads the Node that a LogicalVolume names: by its name, which topolvm-node uses as the value of its label, or else by the label.

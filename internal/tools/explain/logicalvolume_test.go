@@ -16,6 +16,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -145,6 +146,24 @@ func TestLogicalVolumes(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestUnreadableLogicalVolume: one that cannot be decoded may be the one with the ID, which is not reported as lost.
+func TestUnreadableLogicalVolume(t *testing.T) {
+	other := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"uid": "other"}}}
+	unreadable := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"uid": "id"}, "spec": "a text"}}
+	for _, tt := range []struct {
+		all     result[[]*unstructured.Unstructured]
+		missing bool
+	}{
+		{found([]*unstructured.Unstructured{other}), true},
+		{found([]*unstructured.Unstructured{unreadable, other}), false},
+		{result[[]*unstructured.Unstructured]{}, false}, // the list failed
+	} {
+		if got := withID(tt.all, "id"); got.missing != tt.missing || got.found {
+			t.Errorf("%+v", got)
+		}
 	}
 }
 
