@@ -16,6 +16,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
+// Available returns the available bytes of a device class (empty: the default class) on node, as topolvm-node of driver reports them. It
+// returns false if topolvm-node reports none for the class.
+func Available(driver string, node *corev1.Node, class string) (Bytes, bool) {
+	return names(driver).available(node, class)
+}
+
 // available returns the available bytes of class on node: those of its annotation, or 0 if that is no number or if the Node is being
 // deleted. It returns false if the Node has no annotation for the class.
 func (n names) available(node *corev1.Node, class string) (Bytes, bool) {

@@ -76,7 +76,7 @@ func (s *Service) requestOf(ctx context.Context, r *csi.CreateVolumeRequest) (cr
 
 // named returns a creation with the name of a request.
 func named(name string) (creation, error) {
-	lower := strings.ToLower(name)
+	lower := ObjectName(name)
 	if problems := validation.IsDNS1123Subdomain(lower); len(problems) > 0 {
 		return creation{}, status.Errorf(codes.InvalidArgument, "name %.253q is not one of a LogicalVolume: %s. Change the prefix of "+
 			"volume names", name, strings.Join(problems, "; "))

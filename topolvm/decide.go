@@ -164,7 +164,7 @@ func decideCreation(n names, r creation, s creationState) step {
 		return s.waitForNode()
 	}
 	about := subjectOf(lv)
-	if lv.Annotations[n.pendingDeletion()] != "" {
+	if lv.IsIgnored(string(n)) {
 		return about.fail(codes.Aborted, "topolvm-node ignores it, because the node cleanup deletes it. Repeat the call")
 	}
 	if why := r.differs(lv, s.sourceName); why != "" {
@@ -219,7 +219,7 @@ func sourceProblem(s creationState) error {
 // decideDeletion returns the next step of DeleteVolume, or of DeleteSnapshot if snapshot is set.
 func decideDeletion(s volumeState, snapshot bool) step {
 	switch {
-	case s.lv == nil, s.lv.isSnapshot() != snapshot:
+	case s.lv == nil, s.lv.IsSnapshot() != snapshot:
 		return step{action: doAnswer, lv: s.lv}
 	case !s.terminating():
 		return step{action: doDelete, lv: s.lv}
@@ -233,7 +233,7 @@ func decideExpansion(n names, r *csi.ControllerExpandVolumeRequest, s volumeStat
 	switch {
 	case lv == nil:
 		return subject{lv: "with ID " + r.GetVolumeId()}.fail(codes.NotFound, "there is none. Check that the volume exists")
-	case lv.isSnapshot():
+	case lv.IsSnapshot():
 		return subjectOf(lv).fail(codes.InvalidArgument, "a snapshot cannot be expanded. Restore it to a volume")
 	case s.terminating():
 		return subjectOf(lv).fail(codes.FailedPrecondition, "it is being deleted, so it cannot be expanded. Use another volume")

@@ -157,8 +157,8 @@ func TestDecideOthers(t *testing.T) {
 		snapshot := r.bool()
 		got := decideDeletion(s, snapshot)
 		decided[got.action]++
-		if got.action == doDelete && (s.lv.isSnapshot() != snapshot || s.terminating()) ||
-			got.action == doAnswer && got.err == nil && s.lv.isSnapshot() == snapshot {
+		if got.action == doDelete && (s.lv.IsSnapshot() != snapshot || s.terminating()) ||
+			got.action == doAnswer && got.err == nil && s.lv.IsSnapshot() == snapshot {
 			t.Fatalf("deletion, snapshot %t: step %+v, state %+v, LogicalVolume %+v", snapshot, got, s, s.lv)
 		}
 		if r.bool() {
@@ -170,7 +170,7 @@ func TestDecideOthers(t *testing.T) {
 		decided[got.action]++
 		switch {
 		case got.action == doCreate || got.action == doDelete,
-			got.action == doResize && (got.size < s.lv.Status.CurrentSize || s.terminating() || s.lv.isSnapshot()),
+			got.action == doResize && (got.size < s.lv.Status.CurrentSize || s.terminating() || s.lv.IsSnapshot()),
 			got.action == doResize && got.err != nil && (s.lv.Status.Code == 0 || s.before == nil),
 			got.action == doResize && got.retry && got.size != Bytes(target),
 			got.action == doAnswer && got.err == nil && s.lv.size() < Bytes(target),

@@ -133,7 +133,7 @@ func (k *call) find(ctx context.Context, id string) (*LogicalVolume, error) {
 // volumeWithID returns the newest known version of the LogicalVolume with that name, or nil if it has another ID.
 func (k *call) volumeWithID(name, id string) *LogicalVolume {
 	lv := k.volume(name)
-	if lv == nil || string(lv.UID) != id && lv.Status.VolumeID != id {
+	if lv == nil || !lv.HasID(id) {
 		return nil
 	}
 	return lv

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -100,11 +101,38 @@ func (lv *LogicalVolume) terminating() bool { return lv.DeletionTimestamp != nil
 // exists reports whether topolvm-node has created the LVM volume.
 func (lv *LogicalVolume) exists() bool { return lv.Status.VolumeID != "" }
 
-// isSnapshot reports whether lv is a snapshot, not a volume.
-func (lv *LogicalVolume) isSnapshot() bool { return lv.Spec.AccessType == readOnly }
+// IsSnapshot reports whether lv is a snapshot, not a volume.
+func (lv *LogicalVolume) IsSnapshot() bool { return lv.Spec.AccessType == readOnly }
 
 // code returns the gRPC code of the last failure of topolvm-node.
 func (lv *LogicalVolume) code() codes.Code { return codes.Code(uint32(lv.Status.Code)) }
+
+// HasID reports whether id is the ID of the volume or the snapshot lv.
+func (lv *LogicalVolume) HasID(id string) bool {
+	return string(lv.UID) == id || id != "" && lv.Status.VolumeID == id
+}
+
+// Claim returns NAMESPACE/NAME of the claim for which lv was created; "" if that is not recorded.
+func (lv *LogicalVolume) Claim() string { return lv.Annotations[annotationClaim] }
+
+// Failure returns the name of the gRPC code of the last failure of topolvm-node, and its message; "" after a success.
+func (lv *LogicalVolume) Failure() (code, message string) {
+	if lv.Status.Code == 0 {
+		return "", ""
+	}
+	return lv.code().String(), lv.Status.Message
+}
+
+// Describe returns the name, the node and the device class of lv for a message.
+func (lv *LogicalVolume) Describe() string { return subjectOf(lv).String() }
+
+// IsIgnored reports whether topolvm-node ignores lv, because the node cleanup of driver deletes it.
+func (lv *LogicalVolume) IsIgnored(driver string) bool {
+	return lv.Annotations[names(driver).pendingDeletion()] != ""
+}
+
+// ObjectName returns the name of the LogicalVolume that is created for a name in a CSI request.
+func ObjectName(requested string) string { return strings.ToLower(requested) }
 
 // requestedName returns the name in the CSI request that created lv. topolvm-controller does not record it if it has capital letters.
 func (lv *LogicalVolume) requestedName() string {

@@ -4,7 +4,6 @@
 package topolvm
 
 import (
-	"slices"
 	"strings"
 	"time"
 
@@ -48,10 +47,12 @@ func (m *metrics) waited(operation string, d time.Duration, err error) {
 // operationOf returns the method of a gRPC call without its service.
 func operationOf(method string) string { return method[strings.LastIndexByte(method, '/')+1:] }
 
-// registerUnreferenced registers the number of volumes without a PersistentVolume, which nothing deletes automatically: a volume whose
-// PersistentVolume was deleted with the policy Retain looks the same.
+// registerUnreferenced registers the number of [Unreferenced] LogicalVolumes.
 func registerUnreferenced(reg prometheus.Registerer, n names, c *caches, informers *kube.Informers, now func() time.Time) {
 	volumes, claims := informers.Volumes(), informers.Claims()
+	withHandle := func(handle string) []*corev1.PersistentVolume {
+		return volumes.ByIndex(kube.ByHandle, kube.HandleBucket(handle))
+	}
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "storage_controller_topolvm_unreferenced_logical_volumes",
 		Help: "LogicalVolumes older than a minute, except snapshots, that no PersistentVolume and no pending PersistentVolumeClaim names.",
@@ -59,33 +60,6 @@ func registerUnreferenced(reg prometheus.Registerer, n names, c *caches, informe
 		if !c.volumes.Synced() || !volumes.Synced() || !claims.Synced() {
 			return 0
 		}
-		pending := map[string]bool{} // UIDs and keys
-		for _, pvc := range claims.List() {
-			if pvc.Spec.VolumeName == "" || slices.Contains(pvc.Finalizers, kube.ProvisioningFinalizer) {
-				pending[string(pvc.UID)], pending[kube.Key(pvc)] = true, true
-			}
-		}
-		count := 0
-		for _, lv := range c.volumes.List() {
-			candidates := volumes.ByIndex(kube.ByHandle, kube.HandleBucket(string(lv.UID)))
-			named := slices.ContainsFunc(candidates, func(pv *corev1.PersistentVolume) bool {
-				return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == string(n) && pv.Spec.CSI.VolumeHandle == string(lv.UID)
-			})
-			if !named && !lv.isSnapshot() && now().Sub(lv.CreationTimestamp.Time) > time.Minute &&
-				!pending[lv.Annotations[annotationClaim]] &&
-				!pending[claimUID(lv.Name)] {
-				count++
-			}
-		}
-		return float64(count)
+		return float64(len(Unreferenced(string(n), c.volumes.List(), withHandle, claims.List(), now())))
 	}))
-}
-
-// claimUID returns the UID of the claim in the name that the provisioner gives a volume by default: a prefix, a dash and the UID.
-func claimUID(name string) string {
-	const uuid = 36
-	if len(name) < uuid {
-		return ""
-	}
-	return name[len(name)-uuid:]
 }

@@ -53,6 +53,12 @@ const (
 	readWrite = "rw"
 )
 
+// Resource returns the custom resource LogicalVolume of driver.
+func Resource(driver string) schema.GroupVersionResource { return names(driver).resource() }
+
+// TopologyKey returns the label of the Nodes whose values the LogicalVolumes of driver name.
+func TopologyKey(driver string) string { return names(driver).topologyKey() }
+
 // names holds the name of the driver, from which the names of topolvm-node follow.
 type names string
 

@@ -278,6 +278,9 @@ var serviceScenarios = []scenario{
 			t.Fatal(err)
 		}
 		count(1)
+		if left := f.lv("pvc-" + string(claim.UID)); left == nil || left.DeletionTimestamp != nil {
+			t.Errorf("the service has deleted an unreferenced LogicalVolume: %+v", left)
+		}
 	}},
 	{"077_node_cleanup", func(t *testing.T) { // what the node cleanup does with LogicalVolumes
 		f := start(t)

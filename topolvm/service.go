@@ -288,5 +288,13 @@ func (o *onceEach) first(value string) bool {
 	return true
 }
 
+// LogicalVolumes returns those in the cache, in no particular order; nil before its first list. Call it after [Service.Attach].
+func (s *Service) LogicalVolumes() []*LogicalVolume {
+	if !s.caches.volumes.Synced() {
+		return nil
+	}
+	return append([]*LogicalVolume{}, s.caches.volumes.List()...)
+}
+
 // TopologyKey returns the label of the Nodes whose values LogicalVolumes name.
 func (s *Service) TopologyKey() string { return s.names.topologyKey() }

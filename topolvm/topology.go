@@ -37,9 +37,12 @@ type nodeState struct {
 	read bool
 }
 
-// ready reports whether the Node is Ready. A Node without the condition is: tools may create it.
-func (n nodeState) ready() bool {
-	return n.object != nil && !slices.ContainsFunc(n.object.Status.Conditions, func(c corev1.NodeCondition) bool {
+// ready reports whether the Node exists and is [Ready].
+func (n nodeState) ready() bool { return n.object != nil && Ready(n.object) }
+
+// Ready reports whether topolvm-node can work on node. A Node without the condition Ready is ready: tools may create it.
+func Ready(node *corev1.Node) bool {
+	return !slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
 	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tools/audit"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 func newAuditCommand() *cobra.Command {
@@ -34,7 +35,8 @@ have been terminating for long, with their finalizers and the component that rem
 It changes nothing.
 
 It compares twice, --settle apart, and reports only differences that both comparisons
-find. For a driver that does not report LIST_VOLUMES or LIST_VOLUMES_PUBLISHED_NODES, it
+find. For TopoLVM, it reads the LogicalVolumes instead of the list of the driver, and with
+--driver-name=topolvm.io it needs no socket. For a driver that does not report LIST_VOLUMES or LIST_VOLUMES_PUBLISHED_NODES, it
 leaves out the comparisons that need them.
 
 It accepts every flag of "all", so that you can pass it the arguments of the container;
@@ -50,10 +52,13 @@ provisioner audits periodically with --audit-interval.`,
 		},
 	}
 	registerUserFlags(cmd, app.All)
-	shown := []string{"config", "csi-address", "csi-socket", "kubeconfig", "master", "timeout", "max-entries", "v", "logging-format"}
+	shown := []string{"config", "csi-address", "csi-socket", "driver-name", "kubeconfig", "master", "timeout", "max-entries", "v",
+		"logging-format"}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shown, f.Name) })
 	timeout := cmd.Flags().Lookup("timeout")
 	timeout.Usage, timeout.DefValue = "timeout of each CSI call", cfg.Timeout.String()
+	cmd.Flags().Lookup("driver-name").Usage = "topolvm.io or topolvm.cybozu.com audits this driver without calling it; " +
+		"for other drivers it has no effect"
 	cmd.Flags().StringVarP(&output, "output", "o", outputText, "text or json")
 	cmd.Flags().DurationVar(&cfg.StuckAfter, "stuck-after", cfg.StuckAfter,
 		"time since deletionTimestamp after which an object counts as stuck")
@@ -86,17 +91,23 @@ func auditCommand(cmd *cobra.Command, cfg audit.Config, output string) error {
 	})
 }
 
-// runAudit audits once. It fails if the driver does not answer within the timeout.
+// runAudit audits once. It fails if the driver does not answer within the timeout. It does not ask a driver of TopoLVM that
+// --driver-name names.
 func runAudit(ctx context.Context, c app.Config, cfg audit.Config) (audit.Report, error) {
 	config, _, err := kube.UserRESTConfig(c.Common.Kubeconfig, c.Common.Master)
 	if err != nil {
 		return audit.Report{}, err
 	}
-	csi, driver, err := connectOnce(ctx, c.DriverConfig())
-	if err != nil {
-		return audit.Report{}, err
+	a := audit.Auditor{Config: cfg, Driver: csiclient.Driver{Name: c.DriverName()}, Snapshots: true}
+	if !topolvm.IsDriver(a.Driver.Name) {
+		csi, driver, err := connectOnce(ctx, c.DriverConfig())
+		if err != nil {
+			return audit.Report{}, err
+		}
+		defer csi.Close()
+		a.CSI, a.Driver = csi.Controller(), driver
 	}
-	defer csi.Close()
+	a.LogicalVolumes = topolvm.IsDriver(a.Driver.Name)
 	client, meta, err := kube.NewClients(kube.ForRole(config, c.Version, "audit", 0, 0))
 	if err != nil {
 		return audit.Report{}, err
@@ -105,9 +116,9 @@ func runAudit(ctx context.Context, c app.Config, cfg audit.Config) (audit.Report
 	if err != nil {
 		return audit.Report{}, err
 	}
-	reader := audit.NewAPIReader(client, meta, objects, driver.Name)
-	a := audit.Auditor{Config: cfg, Driver: driver, CSI: csi.Controller(), Snapshots: true, Read: reader.Read}
-	report := audit.Report{Driver: driver.Name, Time: time.Now().UTC().Truncate(time.Second)}
+	reader := audit.NewAPIReader(client, meta, objects, a.Driver.Name)
+	a.Read = reader.Read
+	report := audit.Report{Driver: a.Driver.Name, Time: time.Now().UTC().Truncate(time.Second)}
 	if report.Findings, err = a.Audit(ctx); err != nil {
 		return audit.Report{}, err
 	}
@@ -118,7 +129,7 @@ func runAudit(ctx context.Context, c app.Config, cfg audit.Config) (audit.Report
 	case !nodes:
 		report.Notes = append(report.Notes, "the driver does not report LIST_VOLUMES_PUBLISHED_NODES: VolumeAttachments were not compared")
 	}
-	if driver.Controller.CreateDeleteSnapshot && !driver.Controller.ListSnapshots {
+	if can := a.Driver.Controller; can.CreateDeleteSnapshot && !can.ListSnapshots && !a.LogicalVolumes {
 		report.Notes = append(report.Notes, "the driver does not report LIST_SNAPSHOTS: snapshots were not compared")
 	}
 	report.Notes = append(report.Notes, reader.Notes()...)

@@ -37,7 +37,10 @@ func (b *builder) buildAudit(provisioner *member) (controller, error) {
 		nodes := informers.CSINodes()
 		cached.Nodes = &nodes
 	}
-	auditor := audit.Auditor{Config: cfg, Driver: s.driver, CSI: s.csi.Controller(), Read: cached.Read}
+	if s.service != nil {
+		cached.LogicalVolumes = s.service.LogicalVolumes
+	}
+	auditor := audit.Auditor{Config: cfg, Driver: s.driver, CSI: s.csi.Controller(), LogicalVolumes: s.service != nil, Read: cached.Read}
 	return audit.NewController(auditor, c.Common.AuditInterval, s.csi.WaitReady, b.process.registry)
 }
 

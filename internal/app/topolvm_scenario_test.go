@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +31,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
@@ -37,7 +40,9 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/audit"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/topolvm"
@@ -52,6 +57,7 @@ type pod struct {
 	ns, socket                string
 	metrics, health, liveness string // addresses
 	drain                     context.CancelCauseFunc
+	killed                    atomic.Bool // the API server refuses its requests
 	ended                     chan error
 }
 
@@ -96,7 +102,14 @@ func startPodWith(t *testing.T, config *rest.Config, replacing bool, args ...str
 	c, err := selection.Read(fs, "v1.2.3")
 	if err == nil {
 		c = c.Enabled()
-		c.API, c.KeepMemory = config, true
+		c.KeepMemory = true
+		c.API = kubetest.Proxy(t, config, func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if p.killed.Load() {
+				http.Error(w, "the process was killed", http.StatusServiceUnavailable)
+				return
+			}
+			pass.ServeHTTP(w, r)
+		})
 		err = errors.Join(c.Validate(), c.ValidateEnvironment())
 	}
 	if err != nil {
@@ -115,6 +128,13 @@ func (p *pod) stop() error {
 	err := <-p.ended
 	p.ended <- err
 	return err
+}
+
+// kill ends the process without any further request.
+func (p *pod) kill() {
+	p.killed.Store(true)
+	p.drain(errors.New("killed"))
+	_ = p.stop()
 }
 
 func freeAddress(t *testing.T) string {
@@ -370,6 +390,63 @@ func TestTopolvmScenario(t *testing.T) {
 			t.Errorf("the running call got %v", err)
 		}
 	})
+	t.Run("072_claim_deleted_after_a_kill", func(t *testing.T) {
+		const protection = "--provisioning-protection=on-retry"
+		p := startPod(t, false, protection)
+		node, class := p.node("a"), p.class()
+		p.ready()
+		node.Stop()
+		claim := p.claim("data", class, node.Name())
+		name := "pvc-" + string(claim.UID)
+		kubetest.Eventually(t, "the LogicalVolume is created", func(ctx context.Context) error {
+			_, err := p.lvs.Get(ctx, name, metav1.GetOptions{})
+			return err
+		})
+		p.kill()
+		if found := p.audited(name); len(found) > 0 {
+			t.Errorf("while the claim is pending, the audit finds %v", found)
+		}
+		claims := p.client.CoreV1().PersistentVolumeClaims(p.ns)
+		if err := claims.Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		claim, err := claims.Get(t.Context(), claim.Name, metav1.GetOptions{})
+		if err != nil || !slices.Equal(claim.Finalizers, []string{"kubernetes.io/pvc-protection"}) {
+			t.Fatalf("the claim has the finalizers %v, %v", claim.GetFinalizers(), err)
+		}
+		_, err = claims.Patch(t.Context(), claim.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		startPod(t, false, protection).ready()
+		node.Run()
+		p.unreferenced(name, node.Name())
+	})
+	t.Run("074_unreferenced", func(t *testing.T) { // the gauge is in the scenarios of the service
+		p := startPod(t, false, "--audit-interval=100ms")
+		node := p.node("a")
+		p.ready()
+		controller, _ := p.controller()
+		name := p.ns + "-left"
+		if _, err := controller.CreateVolume(t.Context(), volumeRequest(name, node)); err != nil {
+			t.Fatal(err)
+		}
+		p.unreferenced(name, node.Name())
+		pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: p.ns + "-lost"}}
+		pv.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+		pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+		pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: topolvm.Driver, VolumeHandle: "lost"}
+		if _, err := p.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		kubetest.Eventually(t, "the periodic audit finds a PersistentVolume without a LogicalVolume", func(context.Context) error {
+			_, body := p.get(p.metrics, "/metrics")
+			if !strings.Contains(body, `storage_controller_audit_findings{kind="pv_without_volume"} 1`) {
+				return errors.New("no such finding")
+			}
+			return nil
+		})
+	})
 	t.Run("075_a_deleted_node", func(t *testing.T) {
 		p := startPod(t, false, "--node-cleanup-min-nodes=99") // nodes of earlier scenarios are lost, too
 		node, class := p.node("a"), p.class()
@@ -512,6 +589,43 @@ func (p *pod) bind(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVol
 	if err != nil {
 		p.t.Fatal(err)
 	}
+}
+
+// unreferenced expects that an audit lists the LogicalVolume of a node, which exists.
+func (p *pod) unreferenced(name, node string) {
+	p.t.Helper()
+	found := p.audited(name)
+	if len(found) != 1 || found[0].Kind != audit.VolumeWithoutPV || found[0].Node != node {
+		p.t.Errorf("the audit finds %+v", found)
+	}
+	if lv, err := p.lvs.Get(p.t.Context(), name, metav1.GetOptions{}); err != nil || lv.DeletionTimestamp != nil {
+		p.t.Errorf("the LogicalVolume does not stay: %v", err)
+	}
+}
+
+// audited returns what an audit, which does not call the driver, finds in two minutes about a LogicalVolume.
+func (p *pod) audited(name string) []audit.Finding {
+	p.t.Helper()
+	config := kubetest.Get(p.t).Config()
+	client, meta, err := kube.NewClients(config)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	objects, err := dynamic.NewForConfig(kube.ForCustomResources(config))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	cfg := audit.DefaultConfig()
+	cfg.Settle = time.Millisecond
+	found, err := audit.Auditor{
+		Config: cfg, Driver: csiclient.Driver{Name: topolvm.Driver}, LogicalVolumes: true, Snapshots: true,
+		Read: audit.NewAPIReader(client, meta, objects, topolvm.Driver).Read,
+		Now:  func() time.Time { return time.Now().Add(2 * time.Minute) },
+	}.Audit(p.t.Context())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return slices.DeleteFunc(found, func(f audit.Finding) bool { return f.Object != "LogicalVolume "+name })
 }
 
 // volumeRequest returns a request for a volume on a node.

@@ -41,8 +41,11 @@ const (
 	garbageCollector   = "the garbage collector of kube-controller-manager"
 	ourOrTopoLVM       = "the nodecontroller of storage-controller, or topolvm-controller"
 
+	lvmRemover = "topolvm-node on the node of the LogicalVolume, or the node cleanup"
+
 	sourceUnused  = "after all claims with this data source are provisioned"
 	nodeCleanedUp = "after the claims of the node are cleaned up, or the grace period passed"
+	lvmRemoved    = "after the LVM volume was removed, or if the node does not return"
 	podsDeleted   = "with --pvc-finalizer-mode=enforce after the pods that use the claim are deleted, with strip immediately"
 )
 
@@ -79,6 +82,8 @@ var removals = map[string]Removal{
 	"topolvm.cybozu.com/node":                 {ourOrTopoLVM, nodeCleanedUp},
 	"topolvm.io/pvc":                          {ourOrTopoLVM, podsDeleted},
 	"topolvm.cybozu.com/pvc":                  {ourOrTopoLVM, podsDeleted},
+	"topolvm.io/logicalvolume":                {lvmRemover, lvmRemoved},
+	"topolvm.cybozu.com/logicalvolume":        {lvmRemover, lvmRemoved},
 	metav1.FinalizerDeleteDependents:          {garbageCollector, "after the dependents of the object are deleted"},
 	metav1.FinalizerOrphanDependents:          {garbageCollector, "after the dependents of the object are orphaned"},
 }

@@ -32,6 +32,7 @@ func TestRemovalOf(t *testing.T) {
 		},
 		"of nodes":                {node, "d.example.com/node", "the nodecontroller for driver d.example.com", "cleaned up"},
 		"of TopoLVM":              {node, "topolvm.io/node", "topolvm-controller", "cleaned up"},
+		"of a LogicalVolume":      {"LogicalVolume", "topolvm.io/logicalvolume", "topolvm-node", "LVM volume"},
 		"of claims of the driver": {claim, "d.example.com/pvc", "the nodecontroller for driver d.example.com", "pods"},
 		"of another program": {claim, "example.org/backup",
 			"unknown (owner of example.org; not a finalizer of Kubernetes or this driver)", ""},

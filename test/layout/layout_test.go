@@ -65,9 +65,9 @@ var allowed = map[string][]string{
 	"internal/tools/explain": {
 		"attacher", "election", "nodecontroller", "nodecontroller/nodecleanup", "provisioner", "internal/finalizers",
 		"internal/kube", "internal/migration",
-		"internal/topology", "internal/volumerules", "internal/tools/clock", "internal/tools/statusz", "snapshotter",
+		"internal/topology", "internal/volumerules", "internal/tools/clock", "internal/tools/statusz", "snapshotter", "topolvm",
 	},
-	"internal/tools/audit": {"csiclient", "internal/finalizers", "internal/kube", "internal/migration", "internal/workloop"},
+	"internal/tools/audit": {"csiclient", "internal/finalizers", "internal/kube", "internal/migration", "internal/workloop", "topolvm"},
 	"internal/tools/doctor": {
 		"csiclient", "internal/kube", "internal/migration", "internal/topology", "internal/volumerules",
 		"internal/tools/clock", "internal/tools/migrate", "nodecontroller/nodecleanup",
@@ -132,7 +132,7 @@ var allowed = map[string][]string{
 		"csiclient", "election", "nodecontroller", "nodecontroller/nodecleanup", "provisioner", "internal/app", "internal/kube",
 		"internal/settings",
 		"internal/tools/audit", "internal/tools/doctor", "internal/tools/explain", "internal/tools/migrate",
-		"internal/workloop",
+		"internal/workloop", "topolvm",
 	},
 	"test/bench":      {"csiclient/csitest", "internal/kubetest"},
 	"test/browser":    {},

@@ -61,10 +61,15 @@ type Auditor struct {
 	Config Config
 	Driver csiclient.Driver
 	CSI    Lister
+	// LogicalVolumes makes the LogicalVolumes that Read returns stand for ListVolumes and ListSnapshots, which a driver of TopoLVM does
+	// not have. CSI may be nil then.
+	LogicalVolumes bool
 	// Snapshots also compares the snapshots of the driver, if Read returns VolumeSnapshotContents.
 	Snapshots bool
 	// Read returns the objects to compare with.
 	Read func(context.Context) (ClusterState, error)
+	// Now is the clock; nil means that of the process.
+	Now func() time.Time
 }
 
 // Audit returns the differences that two scans found, and the objects that are stuck. It
@@ -93,10 +98,10 @@ func (a Auditor) Audit(ctx context.Context) ([]Finding, error) {
 	return persistent(first, second), nil
 }
 
-// Lists reports whether the driver lists its volumes, and the nodes where they are published.
+// Lists reports whether the volumes of the driver are listed, and the nodes where they are published. TopoLVM publishes none.
 func (a Auditor) Lists() (volumes, nodes bool) {
 	c := a.Driver.Controller
-	return c.ListVolumes, c.ListVolumes && c.ListVolumesPublishedNodes
+	return a.LogicalVolumes || c.ListVolumes, a.LogicalVolumes || c.ListVolumes && c.ListVolumesPublishedNodes
 }
 
 // scan compares once. It asks the driver before the API server, so that a PersistentVolume
@@ -104,24 +109,39 @@ func (a Auditor) Lists() (volumes, nodes bool) {
 func (a Auditor) scan(ctx context.Context) ([]Finding, error) {
 	c := comparison{driver: a.Driver.Name, stuckAfter: a.Config.StuckAfter}
 	var err error
-	if volumes, nodes := a.Lists(); volumes {
-		if c.listed.Volumes, c.listed.Sizes, err = a.list(ctx); err != nil {
-			return nil, err
-		}
-		c.listed.Nodes = nodes
-	}
-	if a.Snapshots && a.Driver.Controller.ListSnapshots {
-		c.listed.Snapshots = map[string]bool{}
-		add := func(s *csi.Snapshot) { c.listed.Snapshots[s.GetSnapshotId()] = true }
-		if err = csiclient.EachSnapshot(ctx, a.CSI, a.Config.Timeout, a.Config.MaxEntries, add); err != nil {
+	if !a.LogicalVolumes {
+		if c.listed, err = a.ask(ctx); err != nil {
 			return nil, err
 		}
 	}
 	if c.cluster, err = a.Read(ctx); err != nil {
 		return nil, err
 	}
-	c.now = time.Now()
+	if a.LogicalVolumes {
+		c.listed = listOf(c.cluster.LogicalVolumes)
+	}
+	now := time.Now
+	if a.Now != nil {
+		now = a.Now
+	}
+	c.now = now()
 	return c.findings(), nil
+}
+
+// ask returns what the driver lists.
+func (a Auditor) ask(ctx context.Context) (l Listed, err error) {
+	if volumes, nodes := a.Lists(); volumes {
+		if l.Volumes, l.Sizes, err = a.list(ctx); err != nil {
+			return l, err
+		}
+		l.Nodes = nodes
+	}
+	if a.Snapshots && a.Driver.Controller.ListSnapshots {
+		l.Snapshots = map[string]bool{}
+		add := func(s *csi.Snapshot) { l.Snapshots[s.GetSnapshotId()] = true }
+		err = csiclient.EachSnapshot(ctx, a.CSI, a.Config.Timeout, a.Config.MaxEntries, add)
+	}
+	return l, err
 }
 
 // list returns the published nodes and the size of every volume by its handle. The nodes are nil for a

@@ -21,6 +21,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/finalizers"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 // ClusterState holds the objects of the API server to compare with the driver. Objects of
@@ -40,6 +41,8 @@ type ClusterState struct {
 	Unread []string
 	// Contents are the VolumeSnapshotContents of the driver; nil if they are not compared.
 	Contents []Content
+	// LogicalVolumes are those of a driver of TopoLVM, read before the other objects; nil if they are not compared.
+	LogicalVolumes []*topolvm.LogicalVolume
 	// Creating is the number of VolumeSnapshotContents of the driver without a snapshot handle.
 	Creating int
 }
@@ -47,7 +50,7 @@ type ClusterState struct {
 // Content is a VolumeSnapshotContent with a snapshot handle.
 type Content struct{ Name, UID, Handle string }
 
-// Listed is the result of ListVolumes.
+// Listed is the result of ListVolumes and ListSnapshots, or what stands for it.
 type Listed struct {
 	// Volumes holds the IDs of the nodes where a volume is published, by volume handle. It
 	// is nil if the driver does not list its volumes.
@@ -123,15 +126,19 @@ func (c comparison) volumes(attached map[string][]string) []Finding {
 		if size > 0 && capacity.Value() > size {
 			found = append(found, Finding{
 				Kind: VolumeTooSmall, Object: "PersistentVolume " + pv.Name, UID: string(pv.UID), VolumeHandle: h,
-				Message: fmt.Sprintf("ListVolumes returns %d bytes, the PersistentVolume has %s", size, capacity.String()),
+				Message: fmt.Sprintf("the volume has %d bytes in %s, the PersistentVolume has %s",
+					size, c.source("ListVolumes"), capacity.String()),
 			})
 		}
 		if !listed {
 			found = append(found, Finding{
 				Kind: PVWithoutVolume, Object: "PersistentVolume " + pv.Name, UID: string(pv.UID), VolumeHandle: h,
-				Message: fmt.Sprintf("ListVolumes does not return its volume; the PersistentVolume is %s", describe(pv)),
+				Message: fmt.Sprintf("its volume is not in %s; the PersistentVolume is %s", c.source("ListVolumes"), describe(pv)),
 			})
 		}
+	}
+	if c.cluster.LogicalVolumes != nil {
+		return append(found, c.unreferenced()...)
 	}
 	for _, handles := range attached {
 		for _, h := range handles {
@@ -145,6 +152,58 @@ func (c comparison) volumes(attached map[string][]string) []Finding {
 		}
 	}
 	return found
+}
+
+// source returns what the volumes or snapshots are listed in: call, a call to the driver, unless TopoLVM has another list.
+func (c comparison) source(call string) string {
+	if c.cluster.LogicalVolumes != nil {
+		return "the list of LogicalVolumes"
+	}
+	return call
+}
+
+// unreferenced returns the LogicalVolumes that no PersistentVolume and no pending claim names.
+func (c comparison) unreferenced() []Finding {
+	volumes := map[string][]*corev1.PersistentVolume{}
+	for _, pv := range c.cluster.Volumes {
+		if pv.Spec.CSI != nil {
+			volumes[pv.Spec.CSI.VolumeHandle] = append(volumes[pv.Spec.CSI.VolumeHandle], pv)
+		}
+	}
+	withHandle := func(handle string) []*corev1.PersistentVolume { return volumes[handle] }
+	var found []Finding
+	for _, lv := range topolvm.Unreferenced(c.driver, c.cluster.LogicalVolumes, withHandle, c.cluster.Claims, c.now) {
+		message := "no PersistentVolume and no pending claim names it"
+		if claim := lv.Claim(); claim != "" {
+			message += ", it was created for claim " + claim
+		}
+		found = append(found, Finding{
+			Kind: VolumeWithoutPV, Object: "LogicalVolume " + lv.Name, UID: string(lv.UID), VolumeHandle: string(lv.UID),
+			Node: lv.Spec.NodeName,
+			Message: fmt.Sprintf("%s; its size is %s. A volume whose PersistentVolume was deleted with the policy Retain looks the same%s",
+				message, lv.Spec.Size, c.possibleUsers()),
+		})
+	}
+	return found
+}
+
+// listOf returns LogicalVolumes as if the driver had listed them; nothing for nil.
+func listOf(lvs []*topolvm.LogicalVolume) (l Listed) {
+	if lvs == nil {
+		return l
+	}
+	l = Listed{Volumes: map[string][]string{}, Sizes: map[string]int64{}, Snapshots: map[string]bool{}}
+	for _, lv := range lvs {
+		for _, id := range []string{string(lv.UID), lv.Status.VolumeID} {
+			if id != "" {
+				l.Volumes[id], l.Sizes[id] = nil, int64(lv.Status.CurrentSize)
+			}
+		}
+		if lv.IsSnapshot() {
+			l.Snapshots[string(lv.UID)] = true
+		}
+	}
+	return l
 }
 
 // folded returns the listed handles by their form in lower case.
@@ -174,7 +233,7 @@ func (c comparison) snapshots() []Finding {
 			found = append(found, Finding{
 				Kind: ContentWithoutSnapshot, Object: "VolumeSnapshotContent " + content.Name, UID: content.UID,
 				SnapshotHandle: content.Handle,
-				Message:        "ListSnapshots does not return its snapshot",
+				Message:        "its snapshot is not in " + c.source("ListSnapshots"),
 			})
 		}
 	}
@@ -383,6 +442,9 @@ func (c comparison) stuck() []Finding {
 		if kube.ClaimHandledBy(c.driver, pvc) || own[pvc.Spec.VolumeName] {
 			check("PersistentVolumeClaim "+kube.Key(pvc), pvc)
 		}
+	}
+	for _, lv := range c.cluster.LogicalVolumes {
+		check("LogicalVolume "+lv.Name, lv)
 	}
 	for name, obj := range c.cluster.Others {
 		check(name, obj)

@@ -13,7 +13,7 @@ type Kind string
 
 // The kinds of findings.
 const (
-	VolumeWithoutPV        Kind = "volume_without_pv"        // listed by the driver, without a PersistentVolume
+	VolumeWithoutPV        Kind = "volume_without_pv"        // listed by the driver, or a LogicalVolume, without a PersistentVolume
 	PVWithoutVolume        Kind = "pv_without_volume"        // a PersistentVolume whose volume the driver does not list
 	VolumeTooSmall         Kind = "volume_too_small"         // listed by the driver with less than the size of its PersistentVolume
 	AttachedNotPublished   Kind = "attached_not_published"   // status.attached is true, but the driver has not published the volume
@@ -36,7 +36,7 @@ type Finding struct {
 	UID            string      `json:"uid,omitempty"`
 	VolumeHandle   string      `json:"volumeHandle,omitempty"`
 	SnapshotHandle string      `json:"snapshotHandle,omitempty"`
-	Node           string      `json:"node,omitempty"` // the driver's ID of the node
+	Node           string      `json:"node,omitempty"` // the driver's ID of the node; of a LogicalVolume its spec.nodeName
 	Message        string      `json:"message"`
 	Finalizers     []Finalizer `json:"finalizers,omitempty"` // of a [Stuck] object
 }

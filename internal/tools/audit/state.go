@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 // CacheReader reads the state from the informers of a running process.
@@ -31,14 +33,20 @@ type CacheReader struct {
 	// Attachments and Nodes are nil if the process does not watch them.
 	Attachments *kube.Informer[*storagev1.VolumeAttachment]
 	Nodes       *kube.Informer[*storagev1.CSINode]
+	// LogicalVolumes returns those of TopoLVM, or nil before they are known. It is nil if the process does not watch them.
+	LogicalVolumes func() []*topolvm.LogicalVolume
 }
 
 // Read returns the state for [Auditor].
 func (c CacheReader) Read(context.Context) (ClusterState, error) {
-	state := ClusterState{Volumes: c.Volumes.List(), Claims: c.Claims.List()}
+	var state ClusterState
+	if c.LogicalVolumes != nil {
+		state.LogicalVolumes = c.LogicalVolumes()
+	}
+	state.Volumes, state.Claims = c.Volumes.List(), c.Claims.List()
 	if c.Attachments != nil {
 		state.Attachments, state.Attached = c.Attachments.List(), true
-	} else {
+	} else if c.LogicalVolumes == nil { // TopoLVM attaches no volumes
 		state.Unread = []string{"VolumeAttachments"}
 	}
 	if c.Nodes != nil {
@@ -81,11 +89,14 @@ func (r *APIReader) Notes() []string { return r.notes }
 // Counts returns the numbers of volumes and attachments of the driver in the last Read.
 func (r *APIReader) Counts() (volumes, attachments int) { return r.volumes, r.attachments }
 
-// Read lists all objects. It fails without the permission to list PersistentVolumes; a missing
-// permission for another resource is a note.
+// Read lists all objects, and first the LogicalVolumes of a driver of TopoLVM. It fails without the permission to list
+// PersistentVolumes; a missing permission for another resource is a note.
 func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
 	r.notes, r.volumes, r.attachments, r.foreign = nil, 0, 0, nil
 	var state ClusterState
+	if err := r.readLogicalVolumes(ctx, &state); err != nil {
+		return state, err
+	}
 	volumes, err := kube.ListAll[*corev1.PersistentVolume](ctx, r.client.CoreV1().PersistentVolumes().List)
 	if apierrors.IsForbidden(err) {
 		return state, fmt.Errorf("listing PersistentVolumes: %w. Grant list on persistentvolumes", err)
@@ -109,6 +120,30 @@ func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
 		return state, err
 	}
 	return state, r.readOthers(ctx, &state)
+}
+
+// readLogicalVolumes reads the LogicalVolumes of a driver of TopoLVM.
+func (r *APIReader) readLogicalVolumes(ctx context.Context, state *ClusterState) error {
+	if !topolvm.IsDriver(r.driver) {
+		return nil
+	}
+	objects, err := kube.ListAll[*unstructured.Unstructured](ctx, r.dynamic.Resource(topolvm.Resource(r.driver)).List)
+	const consequence = "volumes and snapshots were not compared"
+	if apierrors.IsNotFound(err) {
+		r.notes = append(r.notes, "the cluster does not serve LogicalVolumes of "+r.driver+": "+consequence)
+		return nil
+	}
+	if ok, err := r.permitted("LogicalVolumes", consequence, err); err != nil || !ok {
+		return err
+	}
+	state.LogicalVolumes = make([]*topolvm.LogicalVolume, len(objects))
+	for i, object := range objects {
+		state.LogicalVolumes[i] = new(topolvm.LogicalVolume)
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, state.LogicalVolumes[i]); err != nil {
+			return fmt.Errorf("reading LogicalVolume %s: %w", object.GetName(), err)
+		}
+	}
+	return nil
 }
 
 // readContents reads the VolumeSnapshotContents of the driver that have a snapshot.

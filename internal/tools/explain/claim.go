@@ -33,6 +33,7 @@ func explainClaimOfPod(e *explanation) Report {
 	if claim.Spec.VolumeName != "" {
 		explainBinding(e)
 		explainVolumeOfClaim(e)
+		explainLogicalVolume(e)
 		explainDriver(e)
 		explainAttachments(e)
 		explainExpansion(e)
@@ -43,6 +44,7 @@ func explainClaimOfPod(e *explanation) Report {
 		explainDataSource(e)
 		explainSecrets(e)
 		explainScheduling(e)
+		explainLogicalVolume(e)
 		explainDriver(e)
 		explainCreated(e)
 		explainClaimAttempts(e) // before the last event, because it knows the next attempt

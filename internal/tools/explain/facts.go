@@ -56,6 +56,8 @@ type facts struct {
 	attachments result[[]*storagev1.VolumeAttachment]
 	capacities  result[[]*storagev1.CSIStorageCapacity] // of the class
 
+	logical *logicalFact // only of TopoLVM
+
 	secrets    []secretFact
 	secretsErr error // the secrets of the class cannot be resolved for the claim
 	source     *sourceFact

@@ -97,6 +97,7 @@ func (g *gatherer) gatherClaim(ctx context.Context) error {
 	default:
 		g.provisioning(ctx, claim, volume)
 	}
+	g.logicalVolume(ctx, volume, f.volumeHandle())
 	g.events(ctx, claim.Namespace, string(claim.UID))
 	return nil
 }
@@ -173,6 +174,7 @@ func (g *gatherer) gatherVolume(ctx context.Context) error {
 	}
 	g.driver(ctx, roleProvisioner, roleAttacher, roleNodecontroller)
 	g.ofVolume(ctx, pv)
+	g.logicalVolume(ctx, pv.Name, f.volumeHandle())
 	g.events(ctx, metav1.NamespaceDefault, string(pv.UID))
 	return nil
 }

@@ -71,6 +71,7 @@ func (g *gatherer) gatherSnapshot(ctx context.Context) error {
 		f.driver = migration.DriverOfVolume(f.volume.value)
 	}
 	g.driver(ctx, roleSnapshotter)
+	g.logicalVolume(ctx, "snapshot-"+string(snapshot.UID), s.handle())
 	g.events(ctx, snapshot.Namespace, string(snapshot.UID))
 	g.contentEvents(ctx)
 	return nil
@@ -83,6 +84,18 @@ func contentOf(s *snapshotv1.VolumeSnapshot) string {
 		name = cmp.Or(ptr.Deref(s.Status.BoundVolumeSnapshotContentName, ""), name)
 	}
 	return name
+}
+
+// handle returns the ID of the snapshot at the driver; "" if it is not known.
+func (s *snapshotFact) handle() string {
+	switch content := s.content.value; {
+	case !s.content.found:
+		return ""
+	case content.Status != nil && ptr.Deref(content.Status.SnapshotHandle, "") != "":
+		return *content.Status.SnapshotHandle
+	default:
+		return ptr.Deref(content.Spec.Source.SnapshotHandle, "")
+	}
 }
 
 // contentEvents reads the events of the snapshotter, which are about the content.
@@ -109,6 +122,7 @@ func explainVolumeSnapshot(f *facts) Report {
 		explainSnapshotClass(e)
 	}
 	explainContent(e)
+	explainLogicalVolume(e)
 	if state == "The snapshot is not ready" || snapshot.DeletionTimestamp != nil {
 		explainSnapshotEvents(e)
 	}

@@ -22,6 +22,7 @@ func explainVolume(f *facts) Report {
 	explainPhase(e)
 	explainCleanUp(e, pv)
 	explainAffinity(e)
+	explainLogicalVolume(e)
 	if f.driver == "" {
 		e.add(Fine, "driver", notCSI)
 		explainVolumeAttempts(e)
