@@ -146,9 +146,14 @@ func asOverlay(t *testing.T, values string) []*unstructured.Unstructured {
 	return all
 }
 
-// withoutHelm removes the labels that the overlays give some objects, and the annotations and pod labels of the chart.
+// withoutHelm removes the labels that the overlays give some objects, the annotations and pod labels of the chart, and the certificate
+// that Helm creates.
 func withoutHelm(objects map[string]map[string]any) map[string]map[string]any {
+	maps.DeleteFunc(objects, func(_ string, o map[string]any) bool { return o["type"] == string(corev1.SecretTypeTLS) })
 	for _, o := range objects {
+		for _, hook := range asSlice(o["webhooks"]) {
+			unstructured.RemoveNestedField(hook.(map[string]any), "clientConfig", "caBundle")
+		}
 		unstructured.RemoveNestedField(o, "metadata", "labels")
 		unstructured.RemoveNestedField(o, "spec", "template", "metadata", "annotations")
 		settingsAsFlags(o)
