@@ -4,6 +4,7 @@
 package topolvm
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,7 +37,7 @@ func (s *Service) Resources(requests *rest.Config) (*Resources, error) {
 
 func resourceOf(lv *LogicalVolume) nodecleanup.Resource {
 	return nodecleanup.Resource{
-		Name: lv.Name, Node: lv.Spec.NodeName, Handle: string(lv.UID), Version: lv.ResourceVersion, UID: lv.UID, Deleting: lv.terminating(),
+		Name: lv.Name, Node: lv.Spec.NodeName, Handle: cmp.Or(lv.Status.VolumeID, string(lv.UID)), Version: lv.ResourceVersion, UID: lv.UID, Deleting: lv.terminating(),
 	}
 }
 
@@ -68,9 +69,9 @@ func (r *Resources) Get(ctx context.Context, name string) (*nodecleanup.Resource
 var errChanged = errors.New("it has changed since it was read")
 
 // Remove deletes the LogicalVolume of a Node that does not return, in the version of res. One patch makes topolvm-node ignore it and
-// removes its finalizer, so that the deletion does not wait for the Node. The error is a conflict if it has changed, and nil if it does
-// not exist.
-func (r *Resources) Remove(ctx context.Context, res nodecleanup.Resource) error {
+// removes its finalizer, so that the deletion does not wait for the Node. permitted is called directly before each write. The error is a
+// conflict if it has changed, and nil if it does not exist.
+func (r *Resources) Remove(ctx context.Context, res nodecleanup.Resource, permitted func() error) error {
 	lv, err := r.client.Get(ctx, res.Name, metav1.GetOptions{}) // for the finalizers of other components
 	switch {
 	case kube.IsNotFound(err):
@@ -85,6 +86,9 @@ func (r *Resources) Remove(ctx context.Context, res nodecleanup.Resource) error 
 		"uid": res.UID, "resourceVersion": res.Version, "finalizers": others,
 		"annotations": map[string]string{r.names.pendingDeletion(): "true"},
 	}})
+	if err == nil {
+		err = permitted()
+	}
 	if err != nil {
 		return err
 	}
@@ -94,6 +98,10 @@ func (r *Resources) Remove(ctx context.Context, res nodecleanup.Resource) error 
 	}
 	if err != nil {
 		return fmt.Errorf("removing finalizer %s of LogicalVolume %s: %w", r.names.finalizer(), res.Name, err)
+	}
+	err = permitted()
+	if err != nil {
+		return err
 	}
 	err = r.client.Delete(ctx, res.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &marked.UID, ResourceVersion: &marked.ResourceVersion},

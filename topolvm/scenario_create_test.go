@@ -529,7 +529,7 @@ func (f *fixture) cleanUp() {
 			if err != nil || res == nil {
 				return false
 			}
-			if err := resources.Remove(f.t.Context(), *res); err != nil {
+			if err := resources.Remove(f.t.Context(), *res, func() error { return nil }); err != nil {
 				f.t.Fatal(err)
 			}
 		}

@@ -305,12 +305,12 @@ var serviceScenarios = []scenario{
 		if node := <-changed; node != f.value("a") {
 			t.Errorf("a change of node %s", node)
 		}
-		if err := resources.Remove(t.Context(), *stale); !apierrors.IsConflict(err) || f.lv("v").DeletionTimestamp != nil {
+		if err := resources.Remove(t.Context(), *stale, func() error { return nil }); !apierrors.IsConflict(err) || f.lv("v").DeletionTimestamp != nil {
 			t.Errorf("another version: %v", err)
 		}
 		current, err := resources.Get(t.Context(), "v")
 		if err == nil {
-			err = resources.Remove(t.Context(), *current)
+			err = resources.Remove(t.Context(), *current, func() error { return nil })
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -326,7 +326,7 @@ var serviceScenarios = []scenario{
 		if gone, err := resources.Get(t.Context(), "v"); gone != nil || err != nil {
 			t.Errorf("%+v %v", gone, err)
 		}
-		if err := resources.Remove(t.Context(), *current); err != nil {
+		if err := resources.Remove(t.Context(), *current, func() error { return nil }); err != nil {
 			t.Error(err)
 		}
 		f.until("DeleteVolume finds nothing", func() bool { return f.delete(v.VolumeId) == nil })

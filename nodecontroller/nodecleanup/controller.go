@@ -67,8 +67,8 @@ type Resources interface {
 	// Get reads one from the API server; nil and no error: it does not exist.
 	Get(ctx context.Context, name string) (*Resource, error)
 	// Remove marks r for the node agent of the driver, removes the finalizer of the driver, and deletes r, if it still has the
-	// UID and the resourceVersion of r.
-	Remove(ctx context.Context, r Resource) error
+	// UID and the resourceVersion of r. It writes only after permitted has returned nil.
+	Remove(ctx context.Context, r Resource, permitted func() error) error
 	// OnChange registers a function that is called with the name of the node of each one in the cache, and of each changed one.
 	// Nothing is cleaned up before the registration is synced.
 	OnChange(changed func(node string)) (kube.Registration, error)
@@ -323,6 +323,10 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 	l, fresh, failed := t.listed, false, maps.Clone(t.tried)
 	maps.DeleteFunc(failed, func(_ types.UID, a attempt) bool { return !a.Until.IsZero() })
 	for {
+		if fresh && time.Since(l.at) >= listAge {
+			err = fmt.Errorf("listing Nodes, CSINodes and PersistentVolumes took more than %v", listAge)
+			break
+		}
 		o := t.objects(l, fresh)
 		for uid, a := range failed { // the plan has their reasons, however long the pass took
 			a.Until = o.Now.Add(a.delay)

@@ -149,7 +149,7 @@ func (d *deleter) request(ctx context.Context, f facts, again bool, moment elect
 		return d.removeFinalizers(ctx, it.Volume, moment)
 	}
 	return d.call(ctx, moment, "cr_delete", &metav1.ObjectMeta{Name: it.Resource.Name}, func(ctx context.Context) error {
-		return d.resources.Remove(ctx, *it.Resource)
+		return d.resources.Remove(ctx, *it.Resource, func() error { return election.MayCallNow(ctx, moment) })
 	})
 }
 

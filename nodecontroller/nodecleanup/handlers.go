@@ -90,7 +90,7 @@ func (c *Controller) isOfLost(volume string) bool {
 
 func (c *Controller) nodeDeleted(node *corev1.Node) {
 	c.losses.Add(1)
-	c.departures.add(c.cfg.Settings, node, node)
+	c.departures.add(c.cfg.Settings, node, node, true)
 	c.enqueue(true)
 }
 
@@ -111,7 +111,7 @@ func (c *Controller) nodeUpdated(old, node *corev1.Node) {
 	}
 	for label, value := range old.Labels {
 		if node.Labels[label] != value {
-			c.departures.add(c.cfg.Settings, old, node) // it may be the label of the topology key
+			c.departures.add(c.cfg.Settings, old, node, false) // it may be the label of the topology key
 			break
 		}
 	}
@@ -141,11 +141,12 @@ type departures struct {
 }
 
 // add remembers the last state of a Node, or its state before its labels changed. It had opted out if one of the two states has.
-func (d *departures) add(s Settings, last, node *corev1.Node) {
+func (d *departures) add(s Settings, last, node *corev1.Node, deleted bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.nodes = append(d.nodes, departed{
 		Name: last.Name, UID: last.UID, Labels: last.Labels, Created: last.CreationTimestamp.Time, At: time.Now(),
+		Deleted:  deleted,
 		OptedOut: s.optOut("Node", last) != "" || s.optOut("Node", node) != "",
 	})
 }
@@ -174,7 +175,7 @@ func (d *departures) without(l listed) (nodes []*corev1.Node, csiNodes []*storag
 	defer d.mu.Unlock()
 	gone := map[types.UID]bool{}
 	for _, n := range d.nodes {
-		gone[n.UID] = true
+		gone[n.UID] = gone[n.UID] || n.Deleted
 	}
 	for _, n := range l.nodes {
 		if !gone[n.UID] {

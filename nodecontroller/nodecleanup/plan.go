@@ -5,6 +5,7 @@ package nodecleanup
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -209,7 +210,7 @@ func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode,
 		r = r.deleting(s, h)
 	case h.Presence == missing:
 		r = r.missing(h.Last)
-	case !r.Since.IsZero():
+	case !r.Since.IsZero() || len(h.Nodes) > 0:
 		r = r.interrupted()
 	case !known && h.Last != nil && h.Last.OptedOut && len(h.Nodes) == 0: // its CSINode is left
 		r.Node, r.UID, r.OptedOut = h.Last.Name, h.Last.UID, true
@@ -313,10 +314,10 @@ func verdict(s Settings, w world, r Records, pending map[string]bool) Verdict {
 // nextKind returns the kind of the next deletion of an item. It decides the order, and permits nothing.
 func nextKind(s Settings, it *item) Kind {
 	switch {
-	case it.Volume == nil && it.Resource == nil, it.Unread != nil:
-		return KindNone
 	case it.Resource != nil:
 		return KindResource
+	case it.Volume == nil || it.Unread != nil:
+		return KindNone
 	case it.Claim != nil && it.Claim.DeletionTimestamp == nil:
 		return KindClaim
 	case it.Volume.DeletionTimestamp == nil:
@@ -493,7 +494,8 @@ func (st Step) waits() bool {
 		return r.Check == CheckFailed || r.Name == volumesNotListed || r.Name == nodesNotListed
 	}
 	refused := slices.ContainsFunc(st.Reasons, func(r Reason) bool { return !passing(r) })
-	return st.Item.Unread != nil || st.Kind != KindNone && !refused
+	unread := st.Item.Unread != nil && !errors.Is(st.Item.Unread, errSharedHandle)
+	return unread || st.Kind != KindNone && !refused
 }
 
 // planNodes adds the problems of nodes, and the Nodes that get the finalizer.

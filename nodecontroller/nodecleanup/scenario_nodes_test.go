@@ -100,7 +100,10 @@ func (r ofDriver) Get(ctx context.Context, name string) (*Resource, error) {
 	return ptr.To(resourceOf(obj)), nil
 }
 
-func (r ofDriver) Remove(ctx context.Context, res Resource) error {
+func (r ofDriver) Remove(ctx context.Context, res Resource, permitted func() error) error {
+	if err := permitted(); err != nil {
+		return err
+	}
 	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"resourceVersion":%q,"finalizers":null,"annotations":{%q:"true"}}}`, res.UID, res.Version,
 		r.driver+"/pendingdeletion")
 	obj, err := r.Patch(ctx, res.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})

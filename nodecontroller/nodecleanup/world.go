@@ -53,11 +53,12 @@ type reader interface {
 
 // Resource is a custom resource of the driver that belongs to one node and, with a volume handle, to one volume.
 type Resource struct {
-	Name, Node string
-	Handle     string // of its volume; empty: none
-	Version    string // resourceVersion
-	UID        types.UID
-	Deleting   bool
+	Name     string
+	Node     string // value of the topology key
+	Handle   string // of its volume; empty: none
+	Version  string // resourceVersion
+	UID      types.UID
+	Deleting bool
 }
 
 // objects are what a pass reads, from caches and lists. Nothing of it is modified.
@@ -81,6 +82,7 @@ type departed struct {
 	Labels   map[string]string
 	Created  time.Time // creationTimestamp
 	OptedOut bool
+	Deleted  bool // else its labels changed
 	At       time.Time
 }
 
@@ -147,7 +149,7 @@ func newWorld(ctx context.Context, s Settings, o objects, r Records, src reader)
 	w.Key, w.KeyProblem = topologyKey(s, o, r.TopologyKey)
 	w.index(s)
 	w.addHosts(r)
-	w.addItems(ctx, s, src, r)
+	w.addItems(ctx, s, src)
 	for _, h := range w.Hosts {
 		w.place(s, h, r.Lost[h.Value].Node)
 	}
@@ -217,11 +219,11 @@ func (w *world) addHosts(r Records) {
 }
 
 // addItems adds the volumes and custom resources with a host that has no Node that stays.
-func (w *world) addItems(ctx context.Context, s Settings, src reader, r Records) {
+func (w *world) addItems(ctx context.Context, s Settings, src reader) {
 	lost := func(value string) bool { return !w.stays[value] }
 	owner, wanted, handles := make([]string, len(w.Resources)), map[string]bool{}, map[string]*item{}
 	for i, res := range w.Resources {
-		owner[i] = w.hostOfNode(res.Node, r)
+		owner[i] = res.Node
 		if res.Handle != "" && lost(owner[i]) {
 			wanted[res.Handle] = true
 		}
@@ -240,8 +242,8 @@ func (w *world) addItems(ctx context.Context, s Settings, src reader, r Records)
 			it.Values, _ = localValues(pv, s.Driver, w.Key)
 		}
 		w.add(&it, it.Values, lost)
-		if handles[pv.Spec.CSI.VolumeHandle] != nil {
-			it.Unread = errSharedHandle
+		if other := handles[pv.Spec.CSI.VolumeHandle]; other != nil {
+			it.Unread, other.Unread = errSharedHandle, errSharedHandle
 		}
 		handles[pv.Spec.CSI.VolumeHandle] = &it
 	}
@@ -271,28 +273,6 @@ func (w *world) add(it *item, values []string, lost func(string) bool) {
 			h.Used = h.Used || it.Used || it.Unread != nil
 		}
 	}
-}
-
-// hostOfNode returns the host of the Node with this name, which may have been deleted.
-func (w *world) hostOfNode(name string, r Records) string {
-	if node := w.Nodes[name]; node != nil {
-		return hostOf(name, node.Labels, w.Key)
-	}
-	var last departed
-	for _, d := range w.Departed {
-		if d.Name == name && !d.At.Before(last.At) {
-			last = d
-		}
-	}
-	if last.Name != "" {
-		return hostOf(name, last.Labels, w.Key)
-	}
-	for value, n := range r.Lost {
-		if n.Node == name {
-			return value
-		}
-	}
-	return name
 }
 
 // place sets the presence of a host and what depends on it.
@@ -447,10 +427,11 @@ func readItem(ctx context.Context, s Settings, src reader, key, volume string) (
 		return it, err
 	}
 	values, local := localValues(pv, s.Driver, key)
+	it.Volume = pv
 	if !local {
 		return it, nil
 	}
-	it.Volume, it.Values = pv, values
+	it.Values = values
 	it.Owners = map[string]metav1.Object{"PersistentVolume": pv}
 	class, ref := pv.Spec.StorageClassName, pv.Spec.ClaimRef
 	if namesClaim(ref) {
