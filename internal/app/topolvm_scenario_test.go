@@ -381,6 +381,11 @@ func TestTopolvmScenario(t *testing.T) {
 		}()
 		kubetest.Eventually(t, "the LogicalVolume is created", func(ctx context.Context) error {
 			_, err := p.lvs.Get(ctx, p.ns+"-slow", metav1.GetOptions{})
+			select {
+			case refusal := <-answered:
+				t.Fatalf("CreateVolume: %v", refusal)
+			default:
+			}
 			return err
 		})
 		if err := p.stop(); err != nil {

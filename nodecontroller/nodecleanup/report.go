@@ -405,19 +405,20 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// gate returns the check that keeps a step, as the metric counts it.
-func (st Step) gate() Check {
+// gate returns the check that keeps a step, as the metric counts it: the first one that time does not end, else the first one.
+func (st Step) gate() (gate Check) {
 	for _, r := range st.Reasons {
-		switch r.Check {
-		case CheckOrder, CheckFailed:
-			continue
-		case CheckMode:
+		switch {
+		case r.Check == CheckMode:
 			return "" // no deletion is expected
-		}
-		if r.Name == "NotRead" && isRefusal(st.Item.Unread) {
+		case r.Check == CheckOrder, r.Check == CheckFailed:
+		case r.Name == "NotRead" && isRefusal(st.Item.Unread):
 			return CheckForbidden
+		case r.Until.IsZero():
+			return r.Check
+		default:
+			gate = cmp.Or(gate, r.Check)
 		}
-		return r.Check
 	}
-	return ""
+	return gate
 }

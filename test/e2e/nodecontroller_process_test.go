@@ -236,7 +236,7 @@ func TestNodecontrollerWarnsOfCapacityTwice(t *testing.T) {
 // writePair puts a certificate and its key into dir, as a mounted Secret has them.
 func writePair(t *testing.T, dir string) {
 	t.Helper()
-	writePairUntil(t, dir, time.Now().Add(time.Hour))
+	writePairUntil(t, dir, time.Now().Add(30*24*time.Hour))
 }
 
 // writePairUntil does so for one that expires then.
