@@ -880,9 +880,12 @@ func provisionerScenarioSource(t *testing.T) {
 			if got := lines(removeFinalizer, tt.log); (len(got) > 0) != (tt.log != "") {
 				t.Errorf("logged %q, want %q", lines(removeFinalizer), tt.log)
 			}
-			if failing := f.failing("snapshot-protection"); (len(failing) > 0) != (tt.log != "") {
-				t.Errorf("/statusz shows %+v", failing)
-			}
+			kubetest.Eventually(t, "/statusz shows the failure", func(context.Context) error { // after the log line
+				if failing := f.failing("snapshot-protection"); (len(failing) > 0) != (tt.log != "") {
+					return fmt.Errorf("%+v", failing)
+				}
+				return nil
+			})
 		})
 	}
 
