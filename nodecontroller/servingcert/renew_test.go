@@ -245,7 +245,7 @@ func TestFresh(t *testing.T) {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
-	if strings.Contains(string(p.cert), "KEY") || strings.Count(string(p.key), "PRIVATE KEY") != 2 {
+	if strings.Contains(string(p.cert), "PRIVATE KEY") || strings.Count(string(p.key), "PRIVATE KEY") != 2 {
 		t.Error("there is more than one key")
 	}
 }
