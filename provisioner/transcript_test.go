@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -72,6 +73,13 @@ func (s *story) unprotected() {
 // release deletes the claim, and releases its volume as Kubernetes does.
 func (s *story) release(pv *corev1.PersistentVolume) {
 	s.Helper()
+	// Kubernetes binds the claim first: its operation has ended.
+	kubetest.Eventually(s.T, "the operation of the claim has ended", func(context.Context) error {
+		if claim, held := s.c.claimLoop.Load().ops.holderOf(pv.Spec.CSI.VolumeHandle); held {
+			return fmt.Errorf("that of %s has not", claim)
+		}
+		return nil
+	})
 	s.vanish()
 	s.phase(pv, corev1.VolumeReleased)
 	s.gone(pv)
