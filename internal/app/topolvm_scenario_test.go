@@ -496,6 +496,7 @@ func TestTopolvmScenario(t *testing.T) {
 		}
 	})
 	crashScenarios(t)
+	nodeScenarios(t)
 }
 
 // TestNodecontrollerOfTopolvm: for a driver of TopoLVM the role runs only in a process that serves the driver, even if its
