@@ -497,6 +497,7 @@ func TestTopolvmScenario(t *testing.T) {
 	})
 	crashScenarios(t)
 	nodeScenarios(t)
+	claimScenarios(t)
 }
 
 // TestNodecontrollerOfTopolvm: for a driver of TopoLVM the role runs only in a process that serves the driver, even if its
