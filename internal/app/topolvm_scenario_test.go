@@ -186,6 +186,12 @@ func (p *pod) class() string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
+	p.t.Cleanup(func() { // else later processes report its capacity on each node
+		err := p.client.StorageV1().StorageClasses().Delete(context.WithoutCancel(p.t.Context()), name, metav1.DeleteOptions{})
+		if err != nil {
+			p.t.Error(err)
+		}
+	})
 	return name
 }
 
@@ -306,7 +312,7 @@ func TestTopolvmScenario(t *testing.T) {
 	})
 	t.Run("085_permissions", func(t *testing.T) {
 		a := overlayAuthorizer(t)
-		p := startPodWith(t, kubetest.Proxy(t, kubetest.Get(t).Config(), a.serve), false)
+		p := startPodWith(t, kubetest.Proxy(t, kubetest.Get(t).Config(), a.serve), false, lostNodes)
 		node, class := p.node("a"), p.class()
 		p.ready()
 		claim := p.claim("data", class, node.Name())
@@ -449,7 +455,7 @@ func TestTopolvmScenario(t *testing.T) {
 		})
 	})
 	t.Run("075_a_deleted_node", func(t *testing.T) {
-		p := startPod(t, false, "--node-cleanup-min-nodes=99") // nodes of earlier scenarios are lost, too
+		p := startPod(t, false, lostNodes)
 		node, class := p.node("a"), p.class()
 		p.node("keep")
 		p.ready()
