@@ -86,7 +86,7 @@ func startPodWith(t *testing.T, config *rest.Config, replacing bool, args ...str
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	p.socket = filepath.Join(dir, "csi.sock")
 	p.metrics, p.health, p.liveness = freeAddress(t), freeAddress(t), freeAddress(t)
-	for name, value := range map[string]string{"POD_NAME": "controller-0", "POD_NAMESPACE": p.ns, "NAMESPACE": p.ns} {
+	for name, value := range map[string]string{"POD_NAME": "controller-" + p.ns, "POD_NAMESPACE": p.ns, "NAMESPACE": p.ns} {
 		t.Setenv(name, value)
 	}
 	selection, fs := Topolvm(replacing), pflag.NewFlagSet("topolvm", pflag.ContinueOnError)
@@ -180,12 +180,18 @@ func (p *pod) class() string {
 	p.t.Helper()
 	name, mode := p.ns+"-class", storagev1.VolumeBindingWaitForFirstConsumer
 	_, err := p.client.StorageV1().StorageClasses().Create(p.t.Context(), &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: topolvm.Driver, VolumeBindingMode: &mode,
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: topolvm.Driver, VolumeBindingMode: &mode, AllowVolumeExpansion: new(true),
 		Parameters: map[string]string{topolvm.Driver + "/device-class": "thin"},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		p.t.Fatal(err)
 	}
+	p.t.Cleanup(func() { // else later processes report its capacity on each node
+		err := p.client.StorageV1().StorageClasses().Delete(context.WithoutCancel(p.t.Context()), name, metav1.DeleteOptions{})
+		if err != nil {
+			p.t.Error(err)
+		}
+	})
 	return name
 }
 
@@ -306,7 +312,7 @@ func TestTopolvmScenario(t *testing.T) {
 	})
 	t.Run("085_permissions", func(t *testing.T) {
 		a := overlayAuthorizer(t)
-		p := startPodWith(t, kubetest.Proxy(t, kubetest.Get(t).Config(), a.serve), false)
+		p := startPodWith(t, kubetest.Proxy(t, kubetest.Get(t).Config(), a.serve), false, lostNodes)
 		node, class := p.node("a"), p.class()
 		p.ready()
 		claim := p.claim("data", class, node.Name())
@@ -332,8 +338,8 @@ func TestTopolvmScenario(t *testing.T) {
 	t.Run("006_every_replica_answers", func(t *testing.T) {
 		first := startPod(t, false)
 		node := first.node("a")
-		second := startPod(t, false, "--leader-election-namespace="+first.ns)
 		first.ready()
+		second := startPod(t, false, "--leader-election-namespace="+first.ns)
 		second.ready()
 		for i, p := range []*pod{first, second} {
 			controller, _ := p.controller()
@@ -454,7 +460,7 @@ func TestTopolvmScenario(t *testing.T) {
 		})
 	})
 	t.Run("075_a_deleted_node", func(t *testing.T) {
-		p := startPod(t, false, "--node-cleanup-min-nodes=99") // nodes of earlier scenarios are lost, too
+		p := startPod(t, false, lostNodes)
 		node, class := p.node("a"), p.class()
 		p.node("keep")
 		p.ready()
@@ -500,6 +506,9 @@ func TestTopolvmScenario(t *testing.T) {
 			t.Errorf("%v, %v", err, context.Cause(ctx))
 		}
 	})
+	crashScenarios(t)
+	nodeScenarios(t)
+	claimScenarios(t)
 }
 
 // TestNodecontrollerOfTopolvm: for a driver of TopoLVM the role runs only in a process that serves the driver, even if its
@@ -577,7 +586,7 @@ func (p *pod) bind(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVol
 		if claim, err = claims.Update(p.t.Context(), claim, metav1.UpdateOptions{}); err != nil {
 			return err
 		}
-		claim.Status.Phase = corev1.ClaimBound
+		claim.Status.Phase, claim.Status.Capacity = corev1.ClaimBound, pv.Spec.Capacity
 		_, err = claims.UpdateStatus(p.t.Context(), claim, metav1.UpdateOptions{})
 		return err
 	})
