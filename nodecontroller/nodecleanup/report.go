@@ -405,7 +405,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// gate returns the check that keeps a step, as the metric counts it: the first one that time does not end, else the first one.
+// gate returns the check that keeps a step, as the metric counts it: the first one that neither time nor
+// the lists of a pass end, else the first one.
 func (st Step) gate() (gate Check) {
 	for _, r := range st.Reasons {
 		switch {
@@ -414,7 +415,7 @@ func (st Step) gate() (gate Check) {
 		case r.Check == CheckOrder, r.Check == CheckFailed:
 		case r.Name == "NotRead" && isRefusal(st.Item.Unread):
 			return CheckForbidden
-		case r.Until.IsZero():
+		case r.Until.IsZero() && r.Name != nodesNotListed && r.Name != volumesNotListed:
 			return r.Check
 		default:
 			gate = cmp.Or(gate, r.Check)
