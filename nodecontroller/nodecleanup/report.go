@@ -405,21 +405,20 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// gate returns the check that keeps a step, as the metric counts it: the first one that neither time nor
-// the lists of a pass end, else the first one.
-func (st Step) gate() (gate Check) {
+// gate returns the check that keeps a step, as the metric counts it. A volume that is held waits for an approval, whatever else time ends.
+func (st Step) gate() Check {
 	for _, r := range st.Reasons {
 		switch {
 		case r.Check == CheckMode:
 			return "" // no deletion is expected
+		case st.State == StateHeld:
+			return CheckBreaker
 		case r.Check == CheckOrder, r.Check == CheckFailed:
 		case r.Name == "NotRead" && isRefusal(st.Item.Unread):
 			return CheckForbidden
-		case r.Until.IsZero() && r.Name != nodesNotListed && r.Name != volumesNotListed:
-			return r.Check
 		default:
-			gate = cmp.Or(gate, r.Check)
+			return r.Check
 		}
 	}
-	return gate
+	return ""
 }
