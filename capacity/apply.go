@@ -31,33 +31,33 @@ func (t *term) getCapacity(ctx context.Context, p pair, class *storagev1.Storage
 	return v, nil
 }
 
-// publish creates or updates the object of p. It gathers and decides again, because the
+// publish creates or updates the object of p and returns its UID, or none if p needs no object. It gathers and decides again, because the
 // call may have taken long: another client may have created an object, or the class or
 // the last node was deleted.
-func (t *term) publish(ctx context.Context, p pair, v values) error {
+func (t *term) publish(ctx context.Context, p pair, v values) (types.UID, error) {
 	t.dropMissing(p)
 	s := t.gather(p)
 	obj := decide(s).keep
 	switch {
 	case obj != nil:
-		return t.updateObject(ctx, obj, v)
+		return obj.UID, t.updateObject(ctx, obj, v)
 	case s.class == nil || !s.hasNodes:
-		return nil // the event has enqueued p
+		return "", nil // the event has enqueued p
 	case v.capacity.IsZero():
-		return nil // schedulers treat a missing object as zero capacity
+		return "", nil // schedulers treat a missing object as zero capacity
 	}
 	return t.createObject(ctx, p, v)
 }
 
-func (t *term) createObject(ctx context.Context, p pair, v values) error {
+func (t *term) createObject(ctx context.Context, p pair, v values) (types.UID, error) {
 	obj, err := t.c.client.Create(ctx, t.c.template.newObject(p, v), metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("creating CSIStorageCapacity for StorageClass %q in segment %q: %w", p.Class, p.Segment, err)
+		return "", fmt.Errorf("creating CSIStorageCapacity for StorageClass %q in segment %q: %w", p.Class, p.Segment, err)
 	}
 	t.published.Observe(obj)
 	t.state.objectAdded(obj)
 	klog.FromContext(ctx).Info("CSIStorageCapacity created", "csiStorageCapacity", klog.KObj(obj), "capacity", obj.Capacity)
-	return nil
+	return obj.UID, nil
 }
 
 // updateObject patches obj unless it is up to date.

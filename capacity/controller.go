@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	typedstoragev1 "k8s.io/client-go/kubernetes/typed/storage/v1"
 	"k8s.io/klog/v2"
@@ -166,15 +167,16 @@ func (t *term) sync(ctx context.Context, p pair) (time.Time, error) {
 		return plan.next, failed
 	}
 	t.state.callStarted(p)
+	var object types.UID
 	v, err := t.getCapacity(ctx, p, s.class)
 	if err == nil {
-		err = t.publish(ctx, p, v)
+		object, err = t.publish(ctx, p, v)
 	}
 	if err != nil {
 		t.state.callFailed(p)
 		return time.Time{}, err
 	}
 	next := nextPoll(s.now, t.c.cfg.PollInterval, p, s.rounds)
-	t.state.callSucceeded(p, next)
+	t.state.callSucceeded(p, object, next)
 	return next, failed
 }

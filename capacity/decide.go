@@ -42,10 +42,12 @@ func decide(s pairState) plan {
 	if len(objects) > 0 {
 		p.keep, p.remove = objects[0], objects[1:]
 	}
+	// Another client may have created an older object since the last call.
+	unknown := p.keep != nil && p.keep.UID != s.object
 	switch {
 	case inGrace:
 		p.next, p.reason = s.removeAt, "LastNodeDeleted"
-	case s.refresh, !s.due.After(s.now):
+	case s.refresh, unknown, !s.due.After(s.now):
 		p.getCapacity = true
 	default:
 		p.next, p.reason = s.due, "UpToDate"

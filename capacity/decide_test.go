@@ -43,6 +43,7 @@ func TestDecide(t *testing.T) {
 	objects := func(o ...*storagev1.CSIStorageCapacity) []*storagev1.CSIStorageCapacity { return o }
 	class, later, earlier := &storagev1.StorageClass{}, testNow.Add(time.Minute), testNow.Add(-time.Minute)
 	fresh := schedule{due: later, rounds: 1}
+	published := func(name string) schedule { return schedule{due: later, rounds: 1, object: made(name, 0).UID} }
 	for name, tt := range map[string]struct {
 		s      pairState
 		keep   string
@@ -62,19 +63,23 @@ func TestDecide(t *testing.T) {
 			s: pairState{class: class, hasNodes: true, schedule: schedule{due: earlier, rounds: 3}}, ask: true, reason: "Due",
 		},
 		"not due": {
-			s: pairState{class: class, hasNodes: true, schedule: fresh, objects: objects(made("x", 0))}, keep: "x", next: later,
+			s: pairState{class: class, hasNodes: true, schedule: published("x"), objects: objects(made("x", 0))}, keep: "x", next: later,
 			reason: "UpToDate",
 		},
 		"not due, nothing available": {s: pairState{class: class, hasNodes: true, schedule: fresh}, next: later, reason: "UpToDate"},
 		"not due, but something happened": {
 			s: pairState{class: class, hasNodes: true, schedule: schedule{due: later, refresh: true}}, ask: true, reason: "Due",
 		},
+		"two, the older stays and was never compared": {
+			s: pairState{class: class, hasNodes: true, schedule: published("a"), objects: objects(made("a", 1), made("b", 0))}, keep: "b",
+			remove: []string{"a"}, ask: true, reason: "Due",
+		},
 		"two, the older stays": {
-			s: pairState{class: class, hasNodes: true, schedule: fresh, objects: objects(made("a", 1), made("b", 0))}, keep: "b",
+			s: pairState{class: class, hasNodes: true, schedule: published("b"), objects: objects(made("a", 1), made("b", 0))}, keep: "b",
 			remove: []string{"a"}, next: later, reason: "UpToDate",
 		},
 		"two of one time, by name": {
-			s: pairState{class: class, hasNodes: true, schedule: fresh, objects: objects(made("b", 0), made("a", 0))}, keep: "a",
+			s: pairState{class: class, hasNodes: true, schedule: published("a"), objects: objects(made("b", 0), made("a", 0))}, keep: "a",
 			remove: []string{"b"}, next: later, reason: "UpToDate",
 		},
 		"three, and due": {
@@ -108,7 +113,7 @@ func TestDecide(t *testing.T) {
 			reason: "LastNodeDeleted",
 		},
 		"node is back within the grace": {
-			s:    pairState{class: class, hasNodes: true, removeAt: later, schedule: fresh, objects: objects(made("x", 0))},
+			s:    pairState{class: class, hasNodes: true, removeAt: later, schedule: published("x"), objects: objects(made("x", 0))},
 			keep: "x", next: later, reason: "UpToDate",
 		},
 		"no segment": {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"hash/fnv"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // schedule holds when the driver is called for a pair.
@@ -15,6 +17,7 @@ type schedule struct {
 	refresh  bool      // an event may have changed the response
 	rounds   int       // successful calls
 	answered time.Time // last successful call; zero: none
+	object   types.UID // the object that agreed with the response then; empty: there was none
 	failing  bool      // the last call, or the write of its response, failed
 }
 
@@ -67,11 +70,11 @@ func (s *state) callStarted(p pair) {
 }
 
 // callSucceeded records that the object of p agrees with the driver until next.
-func (s *state) callSucceeded(p pair, next time.Time) {
+func (s *state) callSucceeded(p pair, object types.UID, next time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sched := s.schedules.of(p)
-	sched.due, sched.answered, sched.failing = next, s.now(), false
+	sched.due, sched.answered, sched.object, sched.failing = next, s.now(), object, false
 	sched.rounds++
 }
 

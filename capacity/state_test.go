@@ -175,7 +175,7 @@ func TestStateGrace(t *testing.T) {
 	w.objectAdded(objectFor("x", "fast/b"))
 	b := pairIn("fast", "b")
 	w.callStarted(b)
-	w.callSucceeded(b, w.clock.Add(time.Minute))
+	w.callSucceeded(b, "", w.clock.Add(time.Minute))
 	until := func() time.Time { _, s := w.read(b); return s.removeAt }
 
 	w.csiNodeChanged("n2", nil)
@@ -218,17 +218,17 @@ func TestStateSchedule(t *testing.T) {
 	}
 	w.callStarted(a)
 	w.requestRefresh([]pair{a}) // something happens while the driver is asked
-	w.callSucceeded(a, testNow.Add(time.Minute))
+	w.callSucceeded(a, "", testNow.Add(time.Minute))
 	if s := due(); !s.refresh || s.failing || s.rounds != 1 || !s.due.Equal(testNow.Add(time.Minute)) {
 		t.Errorf("after an answer that may be out of date it is %+v", s)
 	}
 	w.callStarted(a)
 	w.clock = testNow.Add(time.Second)
-	w.callSucceeded(a, testNow.Add(time.Minute))
+	w.callSucceeded(a, "", testNow.Add(time.Minute))
 	if s := due(); s.refresh || s.rounds != 2 {
 		t.Errorf("after an answer it is %+v", s)
 	}
-	w.callSucceeded(pairIn("fast", "b"), testNow)
+	w.callSucceeded(pairIn("fast", "b"), "", testNow)
 	if c := w.counts(); !c.oldest.Equal(testNow.Add(time.Second)) || c.failing != 0 {
 		t.Errorf("the counts are %+v", c)
 	}
@@ -259,7 +259,7 @@ func TestStateRank(t *testing.T) {
 	rank("never asked, nothing published", 0)
 	w.callStarted(a)
 	rank("being asked", 0)
-	w.callSucceeded(a, testNow)
+	w.callSucceeded(a, "", testNow)
 	rank("asked, nothing available", 2)
 	w.objectAdded(objectFor("x", "fast/a"))
 	rank("published", 2)
@@ -344,8 +344,9 @@ func (s *simulation) settle(t *testing.T) {
 			s.objects[o.Name] = o
 			s.objectAdded(o)
 			s.add(s.objectAdded(o)) // and once more, by the event
+			p.keep = o
 		}
-		s.callSucceeded(i, s.clock.Add(time.Minute))
+		s.callSucceeded(i, p.keep.UID, s.clock.Add(time.Minute))
 		s.addAfter(i, s.clock.Add(time.Minute))
 	}
 	t.Fatal("it does not come to an end")
@@ -440,7 +441,7 @@ func TestStateRanks(t *testing.T) {
 	w.callFailed(a)
 	ranks(2)
 	w.callStarted(a)
-	w.callSucceeded(a, testNow.Add(time.Minute))
+	w.callSucceeded(a, "", testNow.Add(time.Minute))
 	w.objectAdded(objectFor("x", "fast/a"))
 	ranks(2)
 	w.requestRefresh([]pair{a})
@@ -452,7 +453,7 @@ func TestStateObjectLostInTheGrace(t *testing.T) {
 	w := newTestState(nil)
 	a := pairIn("fast", "a")
 	w.callStarted(a)
-	w.callSucceeded(a, testNow.Add(time.Hour))
+	w.callSucceeded(a, "", testNow.Add(time.Hour))
 	w.objectAdded(objectFor("x", "fast/a"))
 	w.nodeChanged("n1", nil, false)
 	wantPairs(t, "lost in the grace", w.deleted(objectFor("x", "fast/a")), "")
