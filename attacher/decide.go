@@ -147,7 +147,7 @@ func (s attachmentState) inOrder(change kube.MetadataPatch, call step) step {
 	if change.AppliedTo(s.attachment) {
 		facts.Record = intent.Own
 	}
-	switch intent.Next(intent.Policy{Record: intent.BeforeCall}, intent.Planned, facts) {
+	switch intent.NextOfCall(intent.Policy{Record: intent.BeforeCall}, s.call.State, facts) {
 	case intent.DoCall:
 		return call
 	case intent.DoRecord:

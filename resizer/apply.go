@@ -77,7 +77,7 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool
 	case doPend:
 		return a.pend(ctx, s, step)
 	case doAbandon:
-		a.begin(intent.Resume, step.target)
+		a.begin(s.call, step.target)
 		a.remember(intent.Settle, nil)
 		a.t.event(s.claim, step.events...)
 	default:
@@ -107,22 +107,10 @@ func (a *attempt) readClaim(ctx context.Context, claim *corev1.PersistentVolumeC
 	if exists {
 		a.reads.live = live
 		if live.ResourceVersion != claim.ResourceVersion {
-			a.actedOn(live)
 			a.t.enqueue(live, a.t.queue.Resync) // the other operation may have decided about an earlier version
 		}
 	}
 	return nil
-}
-
-// actedOn records that the resizer acts on a version of a claim that the watch may not have delivered.
-func (a *attempt) actedOn(claim *corev1.PersistentVolumeClaim) {
-	a.t.ahead.Store(claim.UID, claim.ResourceVersion)
-	cached, ok := a.t.c.claims.Get(kube.Key(claim))
-	if !ok || cached.UID != claim.UID {
-		a.t.ahead.Delete(claim.UID)
-	} else if _, missed := a.t.ahead.compare(cached); missed { // its event was handled before the version was recorded
-		a.t.enqueue(cached, a.t.queue.Resync)
-	}
 }
 
 // read reads the secret or the class that step names.

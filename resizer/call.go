@@ -71,11 +71,7 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 // call calls f with the deadline of a CSI call and without the lock of the claim. If ctx ends before the volume can be used, or this
 // process must not call the driver, call returns an error without calling f. last is the last call of the operation.
 func (a *attempt) call(ctx context.Context, last call, src source, t target, f func(context.Context)) error {
-	event := intent.Plan
-	if last.State.Unanswered() { // that of an earlier process
-		event = intent.Resume
-	}
-	a.begin(event, t)
+	a.begin(last, t)
 	// Also before the lock is released: the other operation of the claim must not plan another call.
 	if err := a.t.memories.Send(ctx, a.key, t.key); err != nil {
 		return err
@@ -98,11 +94,15 @@ func (a *attempt) call(ctx context.Context, last call, src source, t target, f f
 	return nil
 }
 
-// begin prepares the call for t. event is Plan, or Resume if an earlier process may have sent it. A call of this process that may have an
-// effect stays, because it is repeated.
-func (a *attempt) begin(event intent.Event, t target) {
+// begin prepares the call for t. An earlier process may have sent it if last, the last call, is unanswered. A call of this process that
+// may have an effect stays, because it is repeated.
+func (a *attempt) begin(last call, t target) {
 	if a.t.memories.Get(a.key).State.MayHaveEffect() {
 		return
+	}
+	event := intent.Plan
+	if last.State.Unanswered() {
+		event = intent.Resume
 	}
 	a.remember(intent.Settle, nil)
 	_, _, _ = a.t.memories.Apply(a.key, change{Event: event, Args: t.key, Set: func(m *operationMemory) { m.target = t }})

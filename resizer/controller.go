@@ -147,12 +147,11 @@ type term struct {
 	c              *Controller
 	ctx            context.Context // ends with the term
 	claims         *kube.TermCache[*corev1.PersistentVolumeClaim]
-	volumes        *kube.MutationCache[*corev1.PersistentVolume]
+	volumes        *kube.TermCache[*corev1.PersistentVolume]
 	queue          *workloop.Loop[key]
 	memories       *memories
 	registrations  kube.Registrations
 	background     sync.WaitGroup
-	ahead          aheadVersions
 	classesServed  atomic.Bool
 	classesWatched sync.Once
 	usersHandled   sync.Once
@@ -165,7 +164,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	background, cancel := context.WithCancel(ctx)
 	t := &term{
 		c: c, ctx: background, memories: newMemories(),
-		claims: kube.NewTermCache(c.claims), volumes: kube.NewMutationCache(c.volumes),
+		claims: kube.NewTermCache(c.claims), volumes: kube.NewTermCache(c.volumes),
 		restarted: rate.NewLimiter(5, 5),
 	}
 	defer t.background.Wait()

@@ -127,17 +127,21 @@ func (d driver) decide(o operation, s claimState) step {
 	return d.decideModify(s)
 }
 
-// inOrder returns call, or the step that comes before it: secret is read, and record writes the target of the call to the claim, unless
-// it is there, because a crash after the call must not lose it. The cache may be stale.
-func (s claimState) inOrder(secret *corev1.SecretReference, recorded bool, record, call step) step {
-	facts := intent.Facts{Writable: true, Wanted: true, Ready: secret == nil || s.secretRead, Stale: !s.confirmed}
-	if recorded {
-		facts.Record = intent.Own
+// inOrder returns call, or the step that comes before it: secret is read, and record writes the target of the call to the claim, because
+// a crash after the call must not lose it. The record of an earlier process is written again, so that a late write of that process
+// fails. The cache may be stale.
+func (s claimState) inOrder(o operation, secret *corev1.SecretReference, record, call step) step {
+	facts := intent.Facts{
+		Record: s.recordOf(o, call.target), Writable: true, Wanted: true, Ready: secret == nil || s.secretRead, Stale: !s.confirmed,
 	}
-	switch intent.NextOfCall(intent.Policy{Record: intent.BeforeCall}, s.call.State, facts) {
+	switch intent.NextOfCall(intent.Policy{Record: intent.BeforeCall, Renew: true}, s.call.State, facts) {
 	case intent.DoPrepare:
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, target: call.target}
 	case intent.DoRecord:
+		if facts.Record == intent.Other {
+			start := record.claim
+			record.events, record.claim = nil, func(c *corev1.PersistentVolumeClaim) { start(c); renew(c, o.condition(), s.now) }
+		}
 		return record
 	case intent.DoCall:
 		return call

@@ -102,15 +102,12 @@ func (d driver) decideExpand(s claimState) step {
 	if reason != "" {
 		return step{reason: reason}
 	}
-	if s.call.State.MayHaveEffect() { // no other size is requested, whatever the claim records
-		size = s.call.Payload.target.size
-	}
 	if isTooLarge(size) {
 		err := fmt.Errorf("spec.resources.requests.storage of PVC \"%s/%s\" is %s, more than the %d bytes of the largest CSI request. "+
 			"Request less", s.claim.Namespace, s.claim.Name, &size, int64(math.MaxInt64))
 		return step{action: doFail, reason: "CannotExpand", err: err}
 	}
-	if d.stepsBack(s.claim, size) && !s.volumeRead {
+	if !s.volumeConfirmed && d.stepsBack(s.claim, size) {
 		return step{action: doReadVolume, reason: "Unconfirmed"}
 	}
 	t := target{size: size, key: bytesOf(size)}
@@ -128,6 +125,15 @@ func (d driver) decideExpand(s claimState) step {
 
 // expansionTarget returns the size to request, or the reason why the claim waits.
 func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason string) {
+	size, reason = d.wantedSize(s)
+	if reason == "" && s.call.State.MayHaveEffect() { // no other size is requested, whatever the claim records
+		return s.call.Payload.target.size, ""
+	}
+	return size, reason
+}
+
+// wantedSize is expansionTarget without a call that may have an effect.
+func (d driver) wantedSize(s claimState) (size resource.Quantity, reason string) {
 	claim := s.claim
 	requested, capacity, volume := requestedSize(claim), capacityOf(claim), volumeSize(s.volume)
 	allocated, isAllocated := allocatedSize(claim)
@@ -135,7 +141,7 @@ func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason st
 		allocated = requested
 	}
 	volumeSuffices := volume.Cmp(requested) >= 0
-	switch status := resizeStatus(claim); status {
+	switch resizeStatus(claim) {
 	case "":
 		switch {
 		case !volumeSuffices:
@@ -147,10 +153,8 @@ func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason st
 		}
 		return requested, ""
 	case controllerInProgress, controllerInfeasible:
-		// An earlier process may have called the driver for the recorded size. A volume that was expanded to it is not requested
-		// smaller, whatever later calls returned.
-		known := status == controllerInfeasible || !s.call.State.InProgress()
-		if !known || volumeSuffices && volume.Cmp(allocated) >= 0 {
+		// A volume that was expanded to the recorded size is not requested smaller, whatever later calls returned.
+		if volumeSuffices && volume.Cmp(allocated) >= 0 {
 			return allocated, ""
 		}
 		return requested, ""
@@ -223,7 +227,7 @@ func (d driver) decideExpandCall(s claimState, t target) step {
 	if err != nil {
 		return step{action: doFail, reason: "CannotExpand", err: err, target: t}
 	}
-	return s.inOrder(src.expandSecret, s.intends(expand, t), d.intendExpansion(s, t, controllerInProgress), step{
+	return s.inOrder(expand, src.expandSecret, d.intendExpansion(s, t, controllerInProgress), step{
 		action: doExpand, reason: "Requested", target: t,
 	})
 }

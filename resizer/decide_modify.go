@@ -37,11 +37,11 @@ func modificationOf(claim *corev1.PersistentVolumeClaim) modification {
 // decideModify returns the next step of the modification of a claim of the driver.
 func (d driver) decideModify(s claimState) step {
 	current, requested := modificationOf(s.claim), requestedClass(s.claim)
-	recorded, unknown := current.target, s.call.State.MayHaveEffect()
+	record, inProgress := modify.inProgress(s.claim)
+	recorded, unknown := record.key, s.call.State.MayHaveEffect()
 	if unknown {
-		recorded = s.call.Args
+		recorded, inProgress = s.call.Args, true
 	}
-	inProgress := unknown || current.status == corev1.PersistentVolumeClaimModifyVolumeInProgress
 	switch {
 	case !d.modifies || s.volume.Spec.CSI == nil:
 		return step{reason: "NotSupported"}
@@ -144,7 +144,7 @@ func (d driver) decideModifyCall(s claimState, t target) step {
 	intend := step{action: doIntend, reason: "Requested", target: t,
 		claim:  func(c *corev1.PersistentVolumeClaim) { startModification(c, t.key, s.now) },
 		events: []event{modifyEvent(s.claim.Name, t.key)}}
-	return s.inOrder(src.modifySecret, s.intends(modify, t), intend, step{action: doModify, reason: "Requested", target: t})
+	return s.inOrder(modify, src.modifySecret, intend, step{action: doModify, reason: "Requested", target: t})
 }
 
 // classes holds VolumeAttributesClasses by name; nil means that there is none.

@@ -40,16 +40,20 @@ func testState(changes ...func(*claimState)) claimState {
 			VolumeHandle: "vol-1"}},
 		ClaimRef: &corev1.ObjectReference{Namespace: "ns", Name: "c1", UID: "u"},
 	}}
-	s := claimState{claim: claim, volume: pv, confirmed: true, classesServed: true, now: now, reads: reads{volumeRead: true}}
+	s := claimState{claim: claim, volume: pv, confirmed: true, volumeConfirmed: true, classesServed: true, now: now}
 	for _, change := range changes {
 		change(&s)
 	}
 	return s
 }
 
-// decide returns what d decides about o in s, which has the call of the ledger.
+// decide returns what d decides about o in s, which has the call of the ledger. The record is that of this process unless s has another.
 func decide(d driver, o operation, s claimState) step {
 	if s.claim != nil {
+		if m := &s.call.Payload; m.intended == "" {
+			recorded, _ := o.inProgress(s.claim)
+			m.intended = recorded.key
+		}
 		s.call = o.callOf(s.call, s.claim)
 	}
 	return d.decide(o, s)
@@ -175,9 +179,11 @@ func pendingOnNode(s *claimState) {
 
 func stub(s *claimState) { s.stub = true }
 
+func inherited(s *claimState) { s.call.Payload.intended = "of an earlier process" }
+
 func unconfirmed(s *claimState) { s.confirmed = false }
 
-func volumeUnread(s *claimState) { s.volumeRead = false }
+func volumeUnread(s *claimState) { s.volumeConfirmed = false }
 
 func recorded(s *claimState) { s.volume.Annotations = map[string]string{annPreResize: "1Gi"} }
 
@@ -239,7 +245,8 @@ func TestDecideExpand(t *testing.T) {
 		"empty handle":            {state: []func(*claimState){func(s *claimState) { s.volume.Spec.CSI.VolumeHandle = "" }}, want: doFail},
 		"no access mode":          {state: []func(*claimState){func(s *claimState) { s.volume.Spec.AccessModes = nil }}, want: doFail},
 		"intended":                {state: []func(*claimState){intended}, want: doExpand},
-		"intended by another":     {state: []func(*claimState){intended, unconfirmed}, want: doReadClaim},
+		"intended, stale":         {state: []func(*claimState){intended, unconfirmed}, want: doReadClaim},
+		"intended by another":     {state: []func(*claimState){intended, inherited}, want: doIntend, size: "2Gi"},
 		"infeasible, new process": {state: []func(*claimState){infeasible2Gi}, want: doScheduleRetry},
 		"infeasible, too early":   {state: []func(*claimState){infeasible2Gi, slow(time.Second)}, want: doWait},
 		"infeasible, again":       {state: []func(*claimState){infeasible2Gi, slow(0)}, want: doIntend},

@@ -49,7 +49,9 @@ type claimState struct {
 	stub bool
 	// confirmed: this term has read the claim from the API server, or has written it.
 	confirmed bool
-	usage     usage
+	// volumeConfirmed: likewise, of the PersistentVolume.
+	volumeConfirmed bool
+	usage           usage
 	// classesServed: VolumeAttributesClasses can be read.
 	classesServed bool
 	call          call
@@ -60,7 +62,6 @@ type claimState struct {
 // reads holds what earlier steps of the same sync read from the API server.
 type reads struct {
 	live       *corev1.PersistentVolumeClaim // nil: not read
-	volumeRead bool
 	secretRead bool
 	secrets    map[string]string
 	classes    classes
@@ -81,7 +82,7 @@ func (t *term) gather(k key, r reads) claimState {
 	if answer := unwritten(s.call); answer != nil {
 		volume = answer.volume.Name
 	}
-	s.volume, _ = t.volumes.Get(volume)
+	s.volume, s.volumeConfirmed, _ = t.volumes.Fresh(volume)
 	s.classesServed = t.classesServed.Load()
 	if k.Operation == expand && s.volume != nil {
 		s.usage = t.usageOf(k, s.volume.Name)

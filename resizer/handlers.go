@@ -6,11 +6,9 @@ package resizer
 import (
 	"maps"
 	"slices"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
@@ -55,8 +53,8 @@ func (t *term) enqueueAll(add func(key)) {
 	}
 }
 
-// claimUpdated ignores what the resizer writes, which must not end a back-off. A new request begins
-// without the failures of the previous one.
+// claimUpdated enqueues the operations that claim needs. What the resizer writes does not end a back-off. A new request begins without the
+// failures of the previous one.
 func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	if old.UID != claim.UID { // deleted and recreated while the watch was interrupted
 		t.claimDeleted(old)
@@ -65,41 +63,21 @@ func (t *term) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	if !ok {
 		return
 	}
-	behind, missed := t.ahead.compare(claim)
 	renew := func(o operation, requested, status bool) {
 		switch needed := t.c.driver.mayNeed(o, claim, pv); {
 		// The operation is new: the claim was bound, or an earlier leader began it while the watch was interrupted.
-		case needed && !t.c.driver.mayNeed(o, old, pv), needed && (requested || status && !behind):
+		case needed && (requested || status || !t.c.driver.mayNeed(o, old, pv)):
 			if requested {
 				t.queue.Forget(keyOf(claim, o))
 			}
 			t.queue.Add(keyOf(claim, o))
-		case needed && (missed || status):
+		case needed:
 			t.queue.Resync(keyOf(claim, o)) // a failed call keeps its back-off
 		}
 	}
 	size, capacity := requestedSize(claim), capacityOf(claim)
 	renew(expand, size.Cmp(requestedSize(old)) != 0, capacity.Cmp(capacityOf(old)) != 0 || isNewsOfNode(old, claim))
 	renew(modify, requestedClass(old) != requestedClass(claim), currentClass(old) != currentClass(claim))
-}
-
-// aheadVersions holds the resourceVersions of claims that the resizer has read or written before the watch delivered them, by UID.
-type aheadVersions struct{ sync.Map }
-
-// compare compares claim, as the watch delivered it, with the version that the resizer has acted on. behind: the resizer
-// has acted on a later version. missed: the watch skipped the version that the resizer has acted on, because it was
-// interrupted; request and status may look unchanged then.
-func (v *aheadVersions) compare(claim *corev1.PersistentVolumeClaim) (behind, missed bool) {
-	version, ok := v.Load(claim.UID)
-	if !ok {
-		return false, false
-	}
-	order, err := resourceversion.CompareResourceVersion(claim.ResourceVersion, version.(string))
-	if err == nil && order < 0 {
-		return true, false
-	}
-	v.Delete(claim.UID)
-	return false, err != nil || order > 0
 }
 
 // isNewsOfNode reports whether another component than the resizer has changed the status of the
@@ -114,7 +92,6 @@ func isNewsOfNode(old, claim *corev1.PersistentVolumeClaim) bool {
 }
 
 func (t *term) claimDeleted(claim *corev1.PersistentVolumeClaim) {
-	t.ahead.Delete(claim.UID)
 	for o := range operations {
 		k := keyOf(claim, o)
 		if t.memories.Get(k) != (call{}) { // the sync forgets it, after its last write

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
@@ -55,18 +56,6 @@ func TestRecreatedObjects(t *testing.T) {
 				t.Errorf("%d keys, want %d", n, tt.want)
 			}
 		})
-	}
-}
-
-// TestVersionsAhead: the resizer has acted on version 5.
-func TestVersionsAhead(t *testing.T) {
-	for version, want := range map[string][2]bool{"4": {true, false}, "5": {false, false}, "6": {false, true}} {
-		var ahead aheadVersions
-		ahead.Store(types.UID("u"), "5")
-		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{UID: "u", ResourceVersion: version}}
-		if behind, missed := ahead.compare(claim); [2]bool{behind, missed} != want {
-			t.Errorf("version %s: behind %t, missed %t", version, behind, missed)
-		}
 	}
 }
 
@@ -110,12 +99,13 @@ func (c *claimWatch) start(f *fixture) {
 	f.start()
 }
 
-// delivers returns when the resizer knows no later version of a claim than those that were delivered.
+// delivers returns when the watch has delivered a claim.
 func (c *claimWatch) delivers(f *fixture, claim string) {
 	f.Helper()
-	kubetest.Eventually(f.T, "no version is remembered", func(context.Context) error {
-		if _, ok := f.c.term.Load().ahead.Load(f.claim(claim).UID); ok {
-			return errors.New("the watch has not delivered it")
+	kubetest.Eventually(f.T, "the watch delivers the claim", func(context.Context) error {
+		newest := f.claim(claim)
+		if cached, ok := f.c.claims.Get(kube.Key(newest)); !ok || cached.ResourceVersion != newest.ResourceVersion {
+			return errors.New("it has not")
 		}
 		return nil
 	})

@@ -42,6 +42,8 @@ type operationMemory struct {
 	stage string
 	// target is the target of the call.
 	target target
+	// intended is the target that this process has recorded last.
+	intended string
 	// answer is the response in the state Answered.
 	answer *answer
 	// failed is a response with an error that is not written to the claim yet.

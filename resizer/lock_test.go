@@ -18,21 +18,21 @@ import (
 // TestBegin: a call that may have an effect is repeated with equal arguments, whatever is recorded meanwhile.
 func TestBegin(t *testing.T) {
 	for name, tt := range map[string]struct {
-		before intent.State // of the call for 2Gi
-		event  intent.Event
-		target string
-		want   intent.State
-		sends  bool // the driver may be called for the target
+		before  intent.State // of the call for 2Gi
+		earlier bool         // an earlier process may have sent a call
+		target  string
+		want    intent.State
+		sends   bool // the driver may be called for the target
 	}{
-		"recorded":                     {intent.Idle, intent.Plan, "2Gi", intent.Planned, true},
-		"of an earlier process":        {intent.Idle, intent.Resume, "2Gi", intent.Unknown, true},
-		"recorded again":               {intent.Unknown, intent.Plan, "2Gi", intent.Unknown, true},
-		"repeated":                     {intent.Sent, intent.Resume, "2Gi", intent.Sent, true},
-		"another size, planned":        {intent.Planned, intent.Plan, "3Gi", intent.Planned, true},
-		"another size, unknown":        {intent.Unknown, intent.Plan, "3Gi", intent.Unknown, false},
-		"another leader's, planned":    {intent.Planned, intent.Resume, "3Gi", intent.Unknown, true},
-		"repeated after a final error": {intent.Settled, intent.Plan, "2Gi", intent.Planned, true},
-		"another leader's, settled":    {intent.Settled, intent.Resume, "3Gi", intent.Unknown, true},
+		"recorded":                     {intent.Idle, false, "2Gi", intent.Planned, true},
+		"of an earlier process":        {intent.Idle, true, "2Gi", intent.Unknown, true},
+		"recorded again":               {intent.Unknown, false, "2Gi", intent.Unknown, true},
+		"repeated":                     {intent.Sent, true, "2Gi", intent.Sent, true},
+		"another size, planned":        {intent.Planned, false, "3Gi", intent.Planned, true},
+		"another size, unknown":        {intent.Unknown, false, "3Gi", intent.Unknown, false},
+		"another leader's, planned":    {intent.Planned, true, "3Gi", intent.Unknown, true},
+		"repeated after a final error": {intent.Settled, false, "2Gi", intent.Planned, true},
+		"another leader's, settled":    {intent.Settled, true, "3Gi", intent.Unknown, true},
 	} {
 		a := &attempt{t: &term{memories: newMemories()}}
 		for _, e := range map[intent.State][]intent.Event{
@@ -43,7 +43,11 @@ func TestBegin(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		a.begin(tt.event, size(tt.target))
+		last := call{State: intent.Idle}
+		if tt.earlier {
+			last.State = intent.Unknown
+		}
+		a.begin(last, size(tt.target))
 		if got := a.t.memories.Get(a.key); got.State != tt.want {
 			t.Errorf("%s: %v, want %v", name, got.State, tt.want)
 		}

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // callOf returns the call of o on claim, whose entry in the ledger is c. Unless the last call of this process was for the target that
@@ -22,20 +21,48 @@ func (o operation) callOf(c call, claim *corev1.PersistentVolumeClaim) call {
 	return c
 }
 
-// inProgress returns the target that claim records for o, until the driver has refused or the API shows it.
-func (o operation) inProgress(claim *corev1.PersistentVolumeClaim) (t target, recorded bool) {
+// status returns the target that claim names for o, and the status of that target, "" for none.
+func (o operation) status(claim *corev1.PersistentVolumeClaim) (t target, status string) {
 	if o == modify {
 		m := modificationOf(claim)
-		return target{key: m.target}, m.status == corev1.PersistentVolumeClaimModifyVolumeInProgress
+		return target{key: m.target}, string(m.status)
 	}
-	size, ok := allocatedSize(claim)
-	return target{size: size, key: bytesOf(size)}, ok && !isTooLarge(size) && resizeStatus(claim) == controllerInProgress
+	size, _ := allocatedSize(claim)
+	return target{size: size, key: bytesOf(size)}, string(resizeStatus(claim))
+}
+
+// inProgress returns the target that claim records for o, until the driver has refused or the API shows it.
+func (o operation) inProgress(claim *corev1.PersistentVolumeClaim) (t target, recorded bool) {
+	t, status := o.status(claim)
+	if o == modify {
+		return t, status == string(corev1.PersistentVolumeClaimModifyVolumeInProgress)
+	}
+	return t, t.size.Sign() > 0 && !isTooLarge(t.size) && status == string(controllerInProgress)
+}
+
+// condition returns the type of the condition that says that o is in progress.
+func (o operation) condition() corev1.PersistentVolumeClaimConditionType {
+	if o == modify {
+		return corev1.PersistentVolumeClaimVolumeModifyingVolume
+	}
+	return corev1.PersistentVolumeClaimResizing
 }
 
 // intends reports whether the claim records that the driver is called with t.
 func (s claimState) intends(o operation, t target) bool {
 	recorded, ok := o.inProgress(s.claim)
 	return ok && recorded.key == t.key
+}
+
+// recordOf returns what the claim records about a call with t.
+func (s claimState) recordOf(o operation, t target) intent.Recorded {
+	switch {
+	case !s.intends(o, t):
+		return intent.None
+	case s.call.Payload.intended != t.key:
+		return intent.Other
+	}
+	return intent.Own
 }
 
 // intend records what the driver will be called for. If the other operation of the claim begins as well,
@@ -51,9 +78,6 @@ func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
 		otherStep = nil
 		err = a.patchClaim(ctx, s, step.claim)
 	}
-	if err == nil {
-		err = a.key.Operation.stored(a.reads.live, step.target)
-	}
 	if err != nil {
 		return a.claimNotWritten(ctx, s, step, err)
 	}
@@ -61,17 +85,6 @@ func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
 	if otherStep != nil {
 		other.reads.live = a.reads.live
 		other.intended(s, *otherStep)
-	}
-	return nil
-}
-
-// stored returns an error unless claim, which is nil without a write, names the target t: a call without a record must not be sent.
-func (o operation) stored(claim *corev1.PersistentVolumeClaim, t target) error {
-	if claim == nil {
-		return nil
-	}
-	if found, _ := o.inProgress(claim); found.key != t.key {
-		return kube.ErrNotStored
 	}
 	return nil
 }
@@ -100,10 +113,10 @@ func (a *attempt) companion(ctx context.Context) (*attempt, *step) {
 // intended remembers an intent that was written.
 func (a *attempt) intended(s claimState, step step) {
 	if a.key.Operation == modify || a.t.c.driver.expansion == expandsController {
-		a.begin(intent.Plan, step.target)
+		a.begin(s.call, step.target)
 	}
 	a.remember(0, func(m *operationMemory) {
-		m.missingClass = ""
+		m.missingClass, m.intended = "", step.target.key
 		if m.began.IsZero() {
 			m.began = s.now
 		}

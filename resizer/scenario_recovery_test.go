@@ -13,8 +13,10 @@ import (
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
@@ -279,7 +281,28 @@ func resizerScenarioRestart(t *testing.T) {
 		f.start()
 		f.reaches("c1", "C=1Gi A=11Gi "+pending+" P=11Gi PRE=1Gi "+waitNode)
 		f.called("11Gi 11Gi")
-		f.wrote("c1 pv-c1 c1")
+		f.wrote("c1 c1 pv-c1 c1")
+	})
+	t.Run("047_late_write_of_an_earlier_process", func(t *testing.T) {
+		f := scenario(t, both, nil)
+		f.Plugin.Next(expandMethod, csitest.Hang(), csitest.Hang())
+		f.create("c1", nil)
+		f.request("c1", "11Gi")
+		f.Wait(expandMethod, 1)
+		f.Crash()
+		f.Must(f.Plugin.WaitIdle(t.Context()))
+		before := f.claim("c1")
+		late := before.DeepCopy()
+		setResizeStatus(late, controllerInfeasible)
+		patch, err := patchOf(before, late)
+		f.Must(err)
+		f.start()
+		f.Wait(expandMethod, 2)
+		_, err = f.Client.CoreV1().PersistentVolumeClaims(before.Namespace).Patch(t.Context(), before.Name, types.StrategicMergePatchType,
+			patch, metav1.PatchOptions{}, "status")
+		if !apierrors.IsConflict(err) {
+			t.Errorf("the record of the call that is repeated can be removed: %v", err)
+		}
 	})
 	for name, tt := range map[string]struct {
 		part   string
@@ -288,8 +311,8 @@ func resizerScenarioRestart(t *testing.T) {
 		writes string
 	}{
 		"047_killed_at_the_intent":            {"/status", 1, "C=1Gi P=1Gi", "c1 pv-c1 c1"},
-		"049_killed_at_the_volume":            {"/persistentvolumes/", 1, "C=1Gi A=2Gi " + progress + " P=1Gi Resizing", "c1 pv-c1 c1"},
-		"050_killed_between_volume_and_claim": {"/status", 2, "C=1Gi A=2Gi " + progress + " P=2Gi PRE=1Gi Resizing", "c1 pv-c1 c1"},
+		"049_killed_at_the_volume":            {"/persistentvolumes/", 1, "C=1Gi A=2Gi " + progress + " P=1Gi Resizing", "c1 c1 pv-c1 c1"},
+		"050_killed_between_volume_and_claim": {"/status", 2, "C=1Gi A=2Gi " + progress + " P=2Gi PRE=1Gi Resizing", "c1 pv-c1 c1 c1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := scenario(t, expands, nil)

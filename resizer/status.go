@@ -143,6 +143,16 @@ func startExpansion(c *corev1.PersistentVolumeClaim, size resource.Quantity, s c
 	}
 }
 
+// renew changes the record of a call without another meaning: a late write that tests the resourceVersion of the old one fails.
+func renew(c *corev1.PersistentVolumeClaim, of corev1.PersistentVolumeClaimConditionType, now time.Time) {
+	record := condition(c, of)
+	renewed := now.Truncate(time.Second) // the API server stores seconds
+	if next := record.LastProbeTime.Add(time.Second); renewed.Before(next) {
+		renewed = next
+	}
+	record.LastProbeTime = metav1.NewTime(renewed)
+}
+
 // awaitNodeExpansion records that the node has to complete the expansion.
 func awaitNodeExpansion(c *corev1.PersistentVolumeClaim, now time.Time) {
 	setResizeStatus(c, nodePending)

@@ -39,8 +39,13 @@ func (a *attempt) patchClaim(ctx context.Context, s claimState, change func(*cor
 		return err
 	}
 	a.t.claims.Observe(stored)
-	a.actedOn(stored)
 	a.reads.live = stored
+	for o := range operations {
+		want, status := o.status(changed)
+		if got, found := o.status(stored); got.key != want.key || found != status {
+			return kube.ErrNotStored
+		}
+	}
 	return nil
 }
 
@@ -60,7 +65,7 @@ func (a *attempt) writeVolume(ctx context.Context, s claimState, step step) (wri
 	switch {
 	case err != nil:
 		return false, err
-	case patch == nil && a.reads.volumeRead:
+	case patch == nil && s.volumeConfirmed:
 		return true, nil
 	case patch == nil: // only the API server knows that nothing is to be written: the cache may be stale
 		return false, a.readVolume(ctx, s.volume)
@@ -82,7 +87,6 @@ func (a *attempt) readVolume(ctx context.Context, pv *corev1.PersistentVolume) e
 	if _, _, err := a.t.volumes.Refetch(ctx, a.t.c.deps.Client.CoreV1().PersistentVolumes(), pv); err != nil {
 		return fmt.Errorf("reading PersistentVolume %q: %w", pv.Name, err)
 	}
-	a.reads.volumeRead = true
 	return nil
 }
 

@@ -104,17 +104,11 @@ func (l *loop) readSecret(ctx context.Context, c *content, step step, r *reads) 
 		return nil
 	}
 	if step.report == doReportDeletion {
-		// A driver without credentials may return OK for a snapshot that it cannot see.
-		waitsFor, e := cause{}, l.call(c)
-		switch missing := kube.IsNotFound(err); {
-		case missing && c.known().handle == "" && c.suspected(e): // CreateSnapshot was probably never called
-			return l.happened(c.UID, intent.Settle, nil)
-		case missing:
-			waitsFor = cause{blockedSecret, fmt.Sprintf("Secret %s/%s", step.secret.Namespace, step.secret.Name)}
-			err = fmt.Errorf("%w. Create the Secret, or remove the annotations %s and %s to delete without credentials",
-				err, c.secretName, c.secretNamespace)
+		if kube.IsNotFound(err) {
+			r.noSecret = err
+			return nil
 		}
-		return l.report(ctx, c, step.report, credentials(c, err), waitsFor)
+		return l.report(ctx, c, step.report, credentials(c, err), cause{})
 	}
 	err = fmt.Errorf("cannot get credentials for %s content %q: %w", c.noun, c.Name, err)
 	if step.report == doReportCheck {

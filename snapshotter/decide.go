@@ -47,6 +47,7 @@ type reads struct {
 	read      election.Moment // of the content; zero: not read
 	secret    bool
 	secrets   map[string]string
+	noSecret  error // NotFound, of a deletion
 	classRead bool
 	class     *class // nil: it does not exist
 	listed    bool   // the snapshots of the group

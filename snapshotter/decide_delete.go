@@ -19,11 +19,10 @@ func (d driver) decideDelete(s state) step {
 	if s.call.Payload.deleted {
 		return s.decideDeleted()
 	}
-	secret, err := d.annotatedSecret(c)
-	if err != nil {
-		return step{action: doReportDeletion, reason: "CannotDelete", err: credentials(c, err)}
-	}
+	secret, problem := d.deletionSecret(s)
 	switch {
+	case problem != nil:
+		return *problem
 	case secret != nil && !s.reads.secret:
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, report: doReportDeletion}
 	case s.read.IsZero(): // a policy that was changed recently may not be in the cache

@@ -20,21 +20,19 @@ func (d driver) decideReplay(s state) step {
 	if suspected && !s.live { // a previous leader may have recorded a call
 		return step{action: doReadContent, reason: "Unconfirmed", report: doReportDeletion}
 	}
-	fail := func(err error, waitsFor cause) step {
-		return step{action: doReportDeletion, reason: "CannotRepeat", err: err, cause: waitsFor}
-	}
 	request, err := d.createRequest(c, s.class, s.call)
-	secret, noSecret := d.annotatedSecret(c)
+	secret, problem := d.deletionSecret(s)
 	switch {
 	case err != nil && s.isClassUncached():
 		return readClassStep()
-	case suspected && (err != nil || noSecret != nil): // it was probably never called
+	case suspected && (err != nil || problem != nil): // it was probably never called
 		return s.decideRelease()
 	case err != nil:
-		return fail(deletionError(c, fmt.Errorf("%s is indeterminate and cannot be repeated: %w", c.create, err)),
-			cause{blockedOutcome, fmt.Sprintf("a valid %s: %s is indeterminate and cannot be repeated: %v", c.classKind, c.create, err)})
-	case noSecret != nil:
-		return fail(credentials(c, noSecret), cause{})
+		err = fmt.Errorf("%s is indeterminate and cannot be repeated: %w", c.create, err)
+		return step{action: doReportDeletion, reason: "CannotRepeat", err: deletionError(c, err),
+			cause: cause{blockedOutcome, fmt.Sprintf("a valid %s: %v", c.classKind, err)}}
+	case problem != nil:
+		return *problem
 	}
 	return s.decideRepetition(request, secret)
 }

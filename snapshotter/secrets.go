@@ -27,6 +27,24 @@ func (d driver) annotatedSecret(c *content) (*corev1.SecretReference, error) {
 	return d.permitted(&corev1.SecretReference{Namespace: namespace, Name: name})
 }
 
+// deletionSecret returns the Secret of a deletion, or the step that reports why it cannot be used: a driver without credentials may return OK
+// for a snapshot that it cannot see. Nil means none.
+func (d driver) deletionSecret(s state) (secret *corev1.SecretReference, problem *step) {
+	c := s.content
+	secret, err := d.annotatedSecret(c)
+	report := step{action: doReportDeletion, reason: "CannotDelete", err: credentials(c, err)}
+	switch {
+	case err != nil:
+		return nil, &report
+	case secret == nil || s.noSecret == nil:
+		return secret, nil
+	}
+	report.err = credentials(c, fmt.Errorf("%w. Create the Secret, or remove the annotations %s and %s to delete without credentials",
+		s.noSecret, c.secretName, c.secretNamespace))
+	report.cause = cause{blockedSecret, fmt.Sprintf("Secret %s/%s", secret.Namespace, secret.Name)}
+	return nil, &report
+}
+
 // checkSecret returns the secret for a check of c: of a pre-provisioned snapshot or group with a class, that of the parameters of the
 // class, else that of the annotations. Nil means none.
 func (d driver) checkSecret(c *content, class *class) (*corev1.SecretReference, error) {
