@@ -27,8 +27,8 @@ func (d driver) annotatedSecret(c *content) (*corev1.SecretReference, error) {
 	return d.permitted(&corev1.SecretReference{Namespace: namespace, Name: name})
 }
 
-// deletionSecret returns the Secret of a deletion, or the step that reports why it cannot be used: a driver without credentials may return OK
-// for a snapshot that it cannot see. Nil means none.
+// deletionSecret returns the Secret of a deletion, nil for none, or the step that reports why it cannot be used: a driver without
+// credentials may return OK for a snapshot that it cannot see.
 func (d driver) deletionSecret(s state) (secret *corev1.SecretReference, problem *step) {
 	c := s.content
 	secret, err := d.annotatedSecret(c)
