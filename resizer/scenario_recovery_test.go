@@ -283,6 +283,22 @@ func resizerScenarioRestart(t *testing.T) {
 		f.called("11Gi 11Gi")
 		f.wrote("c1 c1 pv-c1 c1")
 	})
+	t.Run("047_killed_during_a_modification_and_the_claim_requests_more", func(t *testing.T) {
+		f := scenario(t, both, nil)
+		f.classes()
+		f.Plugin.Next(modifyMethod, csitest.Hang())
+		f.create("c1", nil)
+		f.requestClass("c1", "bronze")
+		f.Wait(modifyMethod, 1)
+		f.Crash()
+		f.Must(f.Plugin.WaitIdle(t.Context()))
+		f.requestClass("c1", "gold")
+		f.request("c1", "2Gi")
+		f.Plugin.Next(expandMethod, csitest.Hang()) // one write begins both operations
+		f.start()
+		f.Wait(modifyMethod, 3)
+		f.modified("1 1 9")
+	})
 	t.Run("047_late_write_of_an_earlier_process", func(t *testing.T) {
 		f := scenario(t, both, nil)
 		f.Plugin.Next(expandMethod, csitest.Hang(), csitest.Hang())
