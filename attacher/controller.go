@@ -120,7 +120,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.Timeout + workloop.APIGrace,
 	}
 	loop.Name = "csi-attacher-va"
-	t.vaQueue = workloop.NewFair(loop, c.deps.Queues, t.sync, t.nodeOf)
+	t.vaQueue = workloop.NewFair(loop, c.deps.Queues, t.sync, t.nodeOf, t.isAttach)
 	loop.Name = "csi-attacher-pv"
 	t.pvQueue = workloop.New(loop, c.deps.Queues, t.syncVolume)
 	defer t.vaQueue.Stop()

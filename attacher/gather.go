@@ -35,6 +35,12 @@ func (t *term) nodeOf(key attachmentKey) string {
 	return ""
 }
 
+// isAttach reports whether an attachment is to be attached: a pod waits for it, and for no detach.
+func (t *term) isAttach(key attachmentKey) bool {
+	va, ok := t.c.attachments.Get(key.Name)
+	return ok && va.UID == key.UID && va.DeletionTimestamp == nil
+}
+
 // attachmentState is the input of [driver.decide].
 type attachmentState struct {
 	attachment *storagev1.VolumeAttachment // nil: deleted

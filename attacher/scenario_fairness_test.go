@@ -33,7 +33,7 @@ func hangsFor(nodes ...string) csitest.Step {
 
 // A node whose calls hang leaves a worker to the attachments of other nodes.
 func TestNodeThatHangs(t *testing.T) {
-	const workers, limit, attachments = 6, 4, 7
+	const workers, attaches, detaches, attachments = 10, 8, 6, 11
 	f := scenario(t, csitest.Config{}, func(c *Config) { c.WorkerThreads, c.Timeout = workers, time.Hour })
 	for _, node := range []string{"hangs", "busy", "answers"} {
 		_, err := f.Client.StorageV1().CSINodes().Create(f.Context(), &storagev1.CSINode{
@@ -57,10 +57,10 @@ func TestNodeThatHangs(t *testing.T) {
 	for i := range attachments {
 		attach(of(i), "hangs")
 	}
-	f.Wait(publish, limit+1)
+	f.Wait(publish, attaches+1)
 	attach("answers", "answers")
 	f.untilOf("answers", "is attached", isAttached)
-	f.Calls(publish, limit+2)
+	f.Calls(publish, attaches+2)
 
 	f.Plugin.Always(publish, nil)
 	f.Plugin.Release()
@@ -74,10 +74,10 @@ func TestNodeThatHangs(t *testing.T) {
 	for i := range attachments {
 		f.detach(of(i))
 	}
-	f.Wait(unpublish, limit+1)
+	f.Wait(unpublish, detaches+1)
 	f.detach("answers")
 	f.untilOf("answers", "is deleted", isDeleted)
-	f.Calls(unpublish, limit+2)
+	f.Calls(unpublish, detaches+2)
 	f.Plugin.Always(unpublish, nil)
 	f.Plugin.Release()
 	for i := range attachments {
@@ -90,7 +90,7 @@ func TestNodeThatHangs(t *testing.T) {
 
 // The calls that undo the attachments of a node, which were deleted by force, leave a worker to those of other nodes.
 func TestUndoThatHangs(t *testing.T) {
-	const workers, limit = 6, 4
+	const workers, limit = 10, 6
 	f := scenario(t, csitest.Config{}, func(c *Config) { c.WorkerThreads, c.Timeout = workers, time.Hour })
 	f.node("id-1")
 	other := f.otherNode()
@@ -135,6 +135,32 @@ func TestUndoThatHangs(t *testing.T) {
 	f.Wait(unpublish, calls+limit)
 	f.detach("answers")
 	f.untilOf("answers", "is deleted", isDeleted)
+	f.Plugin.Always(unpublish, nil)
+	f.Plugin.Release()
+}
+
+// An attach does not wait for detaches, which hold all workers that they may.
+func TestAttachDoesNotWaitForDetaches(t *testing.T) {
+	const workers, detaches = 10, 8
+	f := scenario(t, csitest.Config{}, func(c *Config) { c.WorkerThreads, c.Timeout = workers, time.Hour })
+	f.node("id-1")
+	attach := func(name string) {
+		f.volume(func(pv *corev1.PersistentVolume) {
+			pv.Name, pv.Spec.CSI.VolumeHandle = f.Unique(name), f.Plugin.AddVolume(name, 1<<30)
+		})
+		f.attach(name, func(va *storagev1.VolumeAttachment) { va.Spec.Source.PersistentVolumeName = ptr.To(f.Unique(name)) })
+		f.untilOf(name, "is attached", isAttached)
+	}
+	f.Plugin.Always(unpublish, csitest.Hang())
+	for i := range workers {
+		attach(fmt.Sprint("old", i))
+	}
+	for i := range workers {
+		f.detach(fmt.Sprint("old", i))
+	}
+	f.Wait(unpublish, detaches)
+	attach("new")
+	f.Calls(unpublish, detaches)
 	f.Plugin.Always(unpublish, nil)
 	f.Plugin.Release()
 }

@@ -45,7 +45,7 @@ func newClaimLoop(c *Controller) *claimLoop {
 		c: c, claims: claims, volumes: volumes, ops: ops, sources: newSourceProtector(c, claims, volumes, ops),
 		ownership: newNodeOwnership(c, claims), users: volumeUsers{c.driver, volumes, ops}, topologies: topology.NewAggregate(),
 	}
-	l.queue = workloop.NewFair(c.loopConfig("claims"), c.deps.Queues, l.sync, l.groupOf)
+	l.queue = workloop.NewFair(c.loopConfig("claims"), c.deps.Queues, l.sync, l.groupOf, nil)
 	l.queue.ShowStage(func(key claimKey) string { return stageOf(l.ops.Get(key)) })
 	if cfg := c.cfg; cfg.NodeDeployment {
 		segments := c.driver.segments

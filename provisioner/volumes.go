@@ -45,7 +45,7 @@ type removal struct {
 
 func newVolumeLoop(c *Controller, users volumeUsers, deleted func(*corev1.PersistentVolume)) *volumeLoop {
 	l := &volumeLoop{c: c, volumes: users.volumes, users: users, deleted: deleted, removals: map[types.UID]*removal{}}
-	l.queue = workloop.NewFair(c.loopConfig("volumes"), c.deps.Queues, l.sync, l.groupOf)
+	l.queue = workloop.NewFair(c.loopConfig("volumes"), c.deps.Queues, l.sync, l.groupOf, nil)
 	return l
 }
 

@@ -5,49 +5,85 @@ package workloop
 
 import "sync"
 
-// NewFair returns a loop like [New] in which the keys of one group hold at most four fifths of the
-// workers, and at least one, while keys of other groups are waiting or processed. So a group whose
-// attempts hang leaves workers to the keys of other groups; the first of them waits for at most one
-// attempt. The keys of a group are first in, first out.
+// NewFair returns a loop like [New] with four lanes: for first attempts and for retries of urgent keys, then the same for the others. Each
+// lane leaves a tenth of the workers to the lanes before it. So urgent keys do not wait for slow calls of others, nor first attempts for
+// retries. An event ends a retry: see [Loop.Add].
 //
-// group returns the group of a key. It is called when the key is added and when a worker could take it,
-// and must not call the loop. The keys of group "" have no limit.
-func NewFair[K comparable](cfg Config, metrics *Metrics, sync Sync[K], group func(K) string) *Loop[K] {
-	q := newFairQueue(group)
-	l := newLoop(cfg, metrics, sync, q)
+// In each lane, the groups of keys take turns: however many keys a group has, they do not delay those of another one. The keys of one
+// group hold at most four fifths of the workers that a lane may hold, and at least one, while another group has keys. So a group whose
+// attempts hang leaves workers to the others. The keys of a group in a lane are first in, first out.
+//
+// group returns the group of a key that is added, and urgent whether it is urgent, also when a worker could take it; nil means that all
+// are. They must not call the loop. The keys of group "" have no limit of their own.
+func NewFair[K comparable](cfg Config, metrics *Metrics, sync Sync[K], group func(K) string, urgent func(K) bool) *Loop[K] {
+	var l *Loop[K]
+	q := newFairQueue(group, func(key K) (lane int) {
+		if urgent != nil && !urgent(key) {
+			lane = 2
+		}
+		if l.retries(key) {
+			lane++
+		}
+		return lane
+	})
+	l = newLoop(cfg, metrics, sync, q)
 	l.fair = q
 	return l
 }
 
-// fairQueue implements [workqueue.Queue], whose methods are called under a lock. It holds the keys of
-// groups at their limit back. The cost of a key does not depend on the number of keys: a key is
-// looked at when it has arrived, and when it is the first that its group holds back.
+// retries reports whether the next attempt for key is a retry that no event has caused.
+func (l *Loop[K]) retries(key K) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	st, ok := l.states[key]
+	return ok && st.failures > 0 && !st.skipBackoff
+}
+
+// lanes is the number of lanes of a [fairQueue].
+const lanes = 4
+
+// fairQueue implements [workqueue.Queue], whose methods are called under a lock. Few groups can be at their limit: the cost of a key does
+// not depend on the number of keys or groups.
 type fairQueue[K comparable] struct {
 	group func(K) string
+	lane  func(K) int // from 0, the first to be taken
 
 	mu      sync.Mutex // release is called without the lock of the workqueue
 	workers int
-	waiting int            // number of keys that wait
-	names   map[K]string   // groups of the waiting and running keys when they were added
-	work    map[string]int // number of these keys by group, without those of group ""
-	arrived fifo[K]
+	waiting int // number of keys that wait
+	pops    int
+	held    heldWorkers
 	groups  map[string]*fairGroup[K]
-	resumed fifo[*fairGroup[K]] // groups that hold keys back and have fallen below the limit
-	running map[K]*fairGroup[K]
-	next    *K // the key that the next Pop returns; nil: not chosen
+	turns   [lanes]fifo[*fairGroup[K]] // groups with waiting keys in the lane
+	running map[K]fairPlace[K]
 }
 
-// fairGroup exists while keys of a group are running or held back.
+// fairGroup exists while keys of a group are running or waiting.
 type fairGroup[K comparable] struct {
-	name     string
-	running  int
-	heldBack fifo[K]
-	resumed  bool // in fairQueue.resumed
+	name string
+	held heldWorkers
+	keys [lanes]fifo[K] // that wait
 }
 
-func newFairQueue[K comparable](group func(K) string) *fairQueue[K] {
-	return &fairQueue[K]{group: group, workers: 1, names: map[K]string{}, work: map[string]int{},
-		groups: map[string]*fairGroup[K]{}, running: map[K]*fairGroup[K]{}}
+// fairPlace is where a running key came from.
+type fairPlace[K comparable] struct {
+	group *fairGroup[K]
+	lane  int
+}
+
+// heldWorkers is the number of workers by lane.
+type heldWorkers [lanes]int
+
+// from returns the number of workers of this lane and those after it.
+func (h heldWorkers) from(lane int) (n int) {
+	for _, held := range h[lane:] {
+		n += held
+	}
+	return n
+}
+
+func newFairQueue[K comparable](group func(K) string, lane func(K) int) *fairQueue[K] {
+	return &fairQueue[K]{group: group, lane: lane, workers: 1, groups: map[string]*fairGroup[K]{}, running: map[K]fairPlace[K]{}}
 }
 
 // setWorkers sets the number of workers.
@@ -57,13 +93,8 @@ func (q *fairQueue[K]) setWorkers(workers int) {
 	q.workers = workers
 }
 
-// limit returns the number of running keys that a group may have.
-func (q *fairQueue[K]) limit() int {
-	if len(q.work) <= 1 {
-		return q.workers
-	}
-	return max(q.workers*4/5, 1)
-}
+// limit returns how many workers this lane and those after it may hold.
+func (q *fairQueue[K]) limit(lane int) int { return max(q.workers*(10-lane)/10, 1) }
 
 // Touch is called when a waiting key is added again.
 func (q *fairQueue[K]) Touch(K) {}
@@ -72,30 +103,43 @@ func (q *fairQueue[K]) Touch(K) {}
 func (q *fairQueue[K]) Push(key K) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.waiting++
-	q.arrived.push(key)
-	if name := q.group(key); name != "" {
-		q.names[key] = name
-		q.work[name]++
-	}
+	q.push(key)
 }
 
-// Len returns the number of waiting keys, or 0 if all of them are held back.
+func (q *fairQueue[K]) push(key K) {
+	name, lane := q.group(key), q.lane(key)
+	g := q.groups[name]
+	if g == nil {
+		g = &fairGroup[K]{name: name}
+		q.groups[name] = g
+	}
+	if len(g.keys[lane]) == 0 {
+		q.turns[lane].push(g)
+	}
+	g.keys[lane].push(key)
+	q.waiting++
+}
+
+// Len returns the number of waiting keys, or 0 if none of them can be taken.
 func (q *fairQueue[K]) Len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.next == nil && !q.choose() {
+	if q.choose() < 0 {
 		return 0
 	}
 	return q.waiting
 }
 
-// Pop removes the oldest key that is not held back. Len must have returned a positive number.
-func (q *fairQueue[K]) Pop() (key K) {
+// Pop removes the next key. Len must have returned a positive number.
+func (q *fairQueue[K]) Pop() K {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	key, q.next = *q.next, nil
-	q.waiting--
+	lane := q.choose()
+	key, g := q.take(lane)
+	q.pops++
+	q.held[lane]++
+	g.held[lane]++
+	q.running[key] = fairPlace[K]{g, lane}
 	return key
 }
 
@@ -106,87 +150,92 @@ func (q *fairQueue[K]) total() int {
 	return q.waiting
 }
 
-// release ends the processing of a popped key. The worker must pop the next key: it may be one that
-// was held back.
+// release ends the processing of a popped key. The worker must pop the next key: it may be one that could not be taken.
 func (q *fairQueue[K]) release(key K) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if name, ok := q.names[key]; ok {
-		delete(q.names, key)
-		q.work[name]--
-		if q.work[name] == 0 {
-			delete(q.work, name)
-		}
-	}
-	if g := q.running[key]; g != nil {
-		delete(q.running, key)
-		g.running--
-		q.resume(g)
-		q.prune(g)
-	}
-	if len(q.work) == 1 { // the group that remains has a higher limit now
-		for _, g := range q.groups {
-			q.resume(g)
-		}
-	}
+	place := q.running[key]
+	delete(q.running, key)
+	q.held[place.lane]--
+	place.group.held[place.lane]--
+	q.prune(place.group)
 }
 
-// resume has choose look at the keys that g holds back.
-func (q *fairQueue[K]) resume(g *fairGroup[K]) {
-	if len(g.heldBack) > 0 && !g.resumed {
-		g.resumed = true
-		q.resumed.push(g)
+// choose returns the lane of the next key, or -1. Every fourth key is of the last lane that has one: the first lanes do not starve it.
+func (q *fairQueue[K]) choose() int {
+	for n := range lanes {
+		lane := n
+		if q.pops%fairnessInterval == fairnessInterval-1 {
+			lane = lanes - 1 - n
+		}
+		if q.hasNext(lane) {
+			return lane
+		}
 	}
+	return -1
 }
 
-// choose sets next. It returns false if no key can be taken. Keys that were held back are older than
-// those that it has not looked at yet.
-func (q *fairQueue[K]) choose() bool {
-	for len(q.resumed) > 0 {
-		g := q.resumed[0]
-		if len(g.heldBack) == 0 || g.running >= q.limit() {
-			g.resumed = false
-			q.resumed.pop()
+// hasNext reports whether the first group of the lane has a key to take. Groups at their limit lose their turn, and keys that belong to
+// another lane by now are moved there.
+func (q *fairQueue[K]) hasNext(lane int) bool {
+	if !q.admits(lane, q.held, q.limit) {
+		return false
+	}
+	turns := &q.turns[lane]
+	for lost := 0; lost < len(*turns); {
+		g := (*turns)[0]
+		if !q.admits(lane, g.held, func(lane int) int { return q.groupLimit(g, lane) }) {
+			turns.push(turns.pop())
+			lost++
 			continue
 		}
-		taken := q.take(g.heldBack.pop())
+		if q.lane(g.keys[lane][0]) == lane {
+			return true
+		}
+		key, _ := q.take(lane)
+		q.push(key)
 		q.prune(g)
-		if taken {
-			return true
-		}
-	}
-	for len(q.arrived) > 0 {
-		if q.take(q.arrived.pop()) {
-			return true
-		}
 	}
 	return false
 }
 
-// take makes key the next one, or has its group hold it back and returns false.
-func (q *fairQueue[K]) take(key K) bool {
-	name := q.group(key)
-	if name == "" {
-		q.next = &key
-		return true
+// admits reports whether another key of the lane keeps held within the limits of the lane and those before it.
+func (q *fairQueue[K]) admits(lane int, held heldWorkers, limit func(lane int) int) bool {
+	for first := range lane + 1 {
+		if held.from(first) >= limit(first) {
+			return false
+		}
 	}
-	g := q.groups[name]
-	if g == nil {
-		g = &fairGroup[K]{name: name}
-		q.groups[name] = g
-	}
-	if g.running >= q.limit() {
-		g.heldBack.push(key)
-		return false
-	}
-	g.running++
-	q.running[key], q.next = g, &key
 	return true
+}
+
+// groupLimit returns how many workers g may hold in this lane and those after it.
+func (q *fairQueue[K]) groupLimit(g *fairGroup[K], lane int) int {
+	if len(q.groups) == 1 || g.name == "" {
+		return q.workers
+	}
+	return max(q.limit(lane)*4/5, 1)
+}
+
+// take removes the first key of the first group of the lane, which goes to the end.
+func (q *fairQueue[K]) take(lane int) (K, *fairGroup[K]) {
+	g := q.turns[lane].pop()
+	key := g.keys[lane].pop()
+	if len(g.keys[lane]) > 0 {
+		q.turns[lane].push(g)
+	}
+	q.waiting--
+	return key, g
 }
 
 // prune drops g if it has no keys.
 func (q *fairQueue[K]) prune(g *fairGroup[K]) {
-	if g.running == 0 && len(g.heldBack) == 0 {
+	for _, keys := range g.keys {
+		if len(keys) > 0 {
+			return
+		}
+	}
+	if g.held.from(0) == 0 {
 		delete(q.groups, g.name)
 	}
 }

@@ -15,51 +15,68 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
 // letters returns the group of a key: its letters.
 func letters(key string) string { return strings.TrimRight(key, "0123456789") }
 
-// TestFairOrder runs a script: "+k" pushes key k, "-k" releases it, and "?" pops until nothing can be
-// taken. The keys of want were popped, with "|" for the end of each "?". Keys without letters have no
-// group.
+// TestFairOrder runs a script: "+k" pushes key k, "-k" releases it, and "?" pops until nothing can be taken. The keys of want were popped,
+// with "|" for the end of each "?". Keys without letters have no group. Keys in capitals are not urgent. After "!k", key or group k is
+// a retry.
 func TestFairOrder(t *testing.T) {
 	for name, tt := range map[string]struct {
 		workers      int
 		script, want string
 		waiting      int // at the end
 	}{
-		"a group holds four fifths":        {10, "+a1 +a2 +a3 +a4 +a5 +a6 +a7 +a8 +a9 +b1 ?", "a1 a2 a3 a4 a5 a6 a7 a8 b1 |", 1},
-		"rounded down":                     {4, "+a1 +a2 +a3 +a4 +b1 ?", "a1 a2 a3 b1 |", 1},
-		"and at least one":                 {1, "+a1 +a2 +b1 ?", "a1 b1 |", 1},
-		"all without other groups":         {2, "+a1 +a2 +a3 ?", "a1 a2 |", 1},
-		"all after the other groups":       {2, "+a1 +a2 +a3 +b1 ? -b1 ?", "a1 b1 | a2 |", 1},
-		"back below the limit":             {5, "+a1 +a2 +a3 +a4 +a5 +a6 ? +b1 -a1 ? -a2 ?", "a1 a2 a3 a4 a5 | b1 | a6 |", 0},
-		"another group overtakes":          {2, "+a1 +a2 +b1 +a3 ?", "a1 b1 |", 2},
-		"first in, first out below":        {10, "+a1 +b1 +a2 +b2 ?", "a1 b1 a2 b2 |", 0},
-		"no group, no limit":               {2, "+1 +2 +3 ?", "1 2 3 |", 0},
-		"each release admits one":          {2, "+b1 +a1 +a2 +a3 ? -a1 ? -a2 ?", "b1 a1 | a2 | a3 |", 0},
-		"held back before later arrivals":  {2, "+b1 +a1 +a2 ? +c1 -a1 ?", "b1 a1 | a2 c1 |", 0},
-		"releases of another group do not": {2, "+a1 +a2 +b1 +b2 ? -b1 ?", "a1 b1 | b2 |", 1},
-		"several releases, then pops":      {5, "+b1 +a1 +a2 +a3 +a4 +a5 +a6 +a7 ? -a1 -a2 ?", "b1 a1 a2 a3 a4 | a5 a6 |", 1},
-		"a released key comes again last":  {2, "+b1 +a1 +a2 ? -a1 +a1 ? -a2 ?", "b1 a1 | a2 | a1 |", 0},
-		"groups that end and begin again":  {1, "+a1 ? -a1 ? +a2 +a3 ? -a2 ? -a3 ?", "a1 | | a2 | a3 | |", 0},
+		"groups take turns":               {10, "+a1 +a2 +a3 +b1 +b2 ?", "a1 b1 a2 b2 a3 |", 0},
+		"a group holds four fifths":       {10, "+b1 +a1 +a2 +a3 +a4 +a5 +a6 +a7 +a8 +a9 ?", "b1 a1 a2 a3 a4 a5 a6 a7 a8 |", 1},
+		"rounded down":                    {4, "+a1 +a2 +a3 +a4 +b1 ?", "a1 b1 a2 a3 |", 1},
+		"and at least one":                {2, "+a1 +a2 +b1 ?", "a1 b1 |", 1},
+		"all without other groups":        {2, "+a1 +a2 +a3 ?", "a1 a2 |", 1},
+		"all after the other groups":      {2, "+a1 +a2 +a3 +b1 ? -b1 ?", "a1 b1 | a2 |", 1},
+		"back below the limit":            {5, "+a1 +a2 +a3 +a4 +a5 +a6 ? +b1 -a1 ? -a2 ?", "a1 a2 a3 a4 a5 | b1 | a6 |", 0},
+		"no group, no limit":              {3, "+1 +2 +3 +a1 ?", "1 a1 2 |", 1},
+		"a released key comes again last": {1, "+a1 +a2 ? -a1 +a1 ? -a2 ?", "a1 | a2 | a1 |", 0},
+		"groups that end and begin again": {1, "+a1 ? -a1 ? +a2 +a3 ? -a2 ? -a3 ?", "a1 | | a2 | a3 | |", 0},
+		"urgent keys find a worker":       {10, "+A1 +A2 +A3 +A4 +A5 +A6 +A7 +A8 +A9 ? +a1 +a2 ?", "A1 A2 A3 A4 A5 A6 A7 A8 | a1 a2 |", 1},
+		"urgent keys come first":          {3, "+A1 +b1 +a1 ?", "b1 a1 A1 |", 0},
+		"but three times only":            {1, "+A1 +a1 +a2 +a3 +a4 ? -a1 ? -a2 ? -a3 ? -A1 ?", "a1 | a2 | a3 | A1 | a4 |", 0},
+		"first attempts find a worker": {10, "!a +a0 +a1 +a2 +a3 +a4 +a5 +a6 +a7 +a8 +a9 ? +b1 ?",
+			"a0 a1 a2 a3 a4 a5 a6 a7 a8 | b1 |", 1},
+		"retries leave one to first ones": {10, "!A +A0 +A1 +A2 +A3 +A4 +A5 +A6 +A7 ? +B8 ? +B9 ?",
+			"A0 A1 A2 A3 A4 A5 A6 | B8 | |", 2},
+		"a waiting key changes its lane":   {1, "+a1 +a2 +b1 !a2 ? -a1 ? -b1 ?", "a1 | b1 | a2 |", 0},
+		"a retry waits for first attempts": {1, "!a1 +a1 +a2 ? -a2 ?", "a2 | a1 |", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			q := newFairQueue(letters)
+			retries := map[string]bool{}
+			q := newFairQueue(letters, func(key string) (lane int) {
+				if strings.ToLower(key) != key {
+					lane = 2
+				}
+				if retries[key] || retries[letters(key)] {
+					lane++
+				}
+				return lane
+			})
 			q.setWorkers(tt.workers)
+			running := 0
 			var got []string
 			for step := range strings.FieldsSeq(tt.script) {
 				switch key := step[1:]; step[0] {
 				case '+':
 					q.Push(key)
+				case '!':
+					retries[key] = true
 				case '-':
 					q.release(key)
+					running--
 				default:
-					for q.Len() > 0 {
+					for running < tt.workers && q.Len() > 0 {
 						got = append(got, q.Pop())
+						running++
 					}
 					got = append(got, "|")
 				}
@@ -74,75 +91,45 @@ func TestFairOrder(t *testing.T) {
 	}
 }
 
-// The group of a key is that of the time when the key is taken, also after it was held back.
-func TestFairGroupChanges(t *testing.T) {
-	groups := map[string]string{"1": "a", "2": "a", "3": "a", "4": "a"}
-	q := newFairQueue(func(key string) string { return groups[key] })
-	pop := func() string {
-		if q.Len() == 0 {
-			return ""
-		}
-		return q.Pop()
-	}
-	q.setWorkers(2)
-	groups["other"] = "d"
-	q.Push("other")
-	for key := range strings.FieldsSeq("1 2 3 4") {
-		q.Push(key)
-	}
-	got := []string{pop(), pop(), pop()} // 2, 3 and 4 are held back
-	groups["2"], groups["1"] = "b", "c"
-	q.release("1") // which was of group a
-	got = append(got, pop(), pop(), pop())
-	groups["4"] = "b"
-	q.release("3")
-	got = append(got, pop()) // b is at its limit
-	q.release("2")
-	got = append(got, pop())
-	q.release("4")
-	q.release("other")
-	if diff := cmp.Diff([]string{"other", "1", "", "2", "3", "", "", "4"}, got); diff != "" {
-		t.Error(diff)
-	}
-	if len(q.groups)+len(q.running)+len(q.names)+len(q.work)+q.total() != 0 {
-		t.Errorf("the queue holds %d groups, %d running and %d waiting keys", len(q.groups), len(q.running), q.total())
-	}
-}
-
-// In any order of events, no key is lost, no group exceeds its limit, the keys of a group keep their
-// order, and a worker waits only if all keys are of groups at their limits.
+// In any order of events, no key is lost, no group and no lane exceeds its limit, and the keys of a group in a lane keep their order.
 func TestFairInvariants(t *testing.T) {
 	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		q := newFairQueue(letters)
-		q.setWorkers(1 + random.IntN(10))
+		lane := func(key string) int { return int(key[len(key)-1] - '0') }
+		q := newFairQueue(func(key string) string { return key[:1] }, lane)
+		workers := 1 + random.IntN(10)
+		q.setWorkers(workers)
 		var waiting, running []string // waiting: in the order of arrival
-		held := map[string]int{}      // workers by group
+		held := map[int]int{}         // workers by lane
 		for i := range 300 {
 			switch {
 			case random.IntN(2) == 0 && i < 250:
-				key := fmt.Sprintf("%c%d", 'a'+random.IntN(4), i)
+				key := fmt.Sprintf("%c%d/%d", 'a'+random.IntN(4), i, random.IntN(lanes))
 				waiting = append(waiting, key)
 				q.Push(key)
 			case len(running) > 0 && random.IntN(2) == 0:
 				j := random.IntN(len(running))
 				q.release(running[j])
-				held[letters(running[j])]--
+				held[lane(running[j])]--
 				running = slices.Delete(running, j, j+1)
 			}
-			first := slices.IndexFunc(waiting, func(key string) bool { return held[letters(key)] < q.limit() })
-			if (q.Len() > 0) != (first >= 0) {
-				t.Fatalf("seed %d: Len is %d; running %v, waiting %v", seed, q.Len(), running, waiting)
-			}
-			if first < 0 {
+			if len(running) == workers || q.Len() == 0 {
 				continue
 			}
 			key := q.Pop()
-			if key != waiting[first] {
-				t.Fatalf("seed %d: popped %s instead of %s", seed, key, waiting[first])
+			at := slices.Index(waiting, key)
+			older := func(other string) bool { return other[0] == key[0] && lane(other) == lane(key) }
+			if at < 0 || slices.ContainsFunc(waiting[:at], older) {
+				t.Fatalf("seed %d: popped %s of %v", seed, key, waiting)
 			}
-			waiting, running = slices.Delete(waiting, first, first+1), append(running, key)
-			held[letters(key)]++
+			waiting, running = slices.Delete(waiting, at, at+1), append(running, key)
+			held[lane(key)]++
+			for i, later := lanes-1, 0; i >= 0; i-- {
+				later += held[i]
+				if later > max(workers*(10-i)/10, 1) {
+					t.Fatalf("seed %d: of %d workers, lane %d and those after it hold %v", seed, workers, i, held)
+				}
+			}
 		}
 		if q.total() != len(waiting) || len(q.running) != len(running) {
 			t.Fatalf("seed %d: %d wait and %d run, want %d and %d", seed, q.total(), len(q.running), len(waiting), len(running))
@@ -177,7 +164,7 @@ func TestFairLoopWithGroupThatHangs(t *testing.T) {
 				case <-time.After(15 * time.Second):
 				}
 				return time.Time{}, errors.New("timeout")
-			}, letters)
+			}, letters, nil)
 		for i := range 100 {
 			l.Add(fmt.Sprint("hangs", i))
 		}
@@ -192,10 +179,11 @@ func TestFairLoopWithGroupThatHangs(t *testing.T) {
 			time.Sleep(16 * time.Second)
 			synctest.Wait()
 			mu.Lock()
-			if d, ok := took[key]; !ok || d > 15*time.Second {
-				t.Fatalf("%s has waited for more than an attempt: %t, %v", key, ok, d)
-			}
+			d, ok := took[key]
 			mu.Unlock()
+			if !ok || d > 15*time.Second {
+				t.Errorf("%s has waited for more than an attempt: %t, %v", key, ok, d)
+			}
 		}
 		mu.Lock()
 		if most != 10 {
@@ -228,7 +216,7 @@ func TestFairLoopReachesTheLimit(t *testing.T) {
 				defer mu.Unlock()
 				synced++
 				return time.Time{}, nil
-			}, letters)
+			}, letters, nil)
 		ctx, stop := context.WithCancelCause(t.Context())
 		done := make(chan struct{})
 		go func() { l.Run(ctx, 10); close(done) }()
@@ -243,6 +231,50 @@ func TestFairLoopReachesTheLimit(t *testing.T) {
 			t.Errorf("%d keys were synced, want 100", synced)
 		}
 		mu.Unlock()
+		stop(nil)
+		<-done
+	})
+}
+
+// An urgent key waits neither for keys that are not urgent nor for retries, which hold all workers that they may.
+func TestFairLoopWithUrgentKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		begun := map[string]time.Time{}
+		l := NewFair(Config{Name: "test", RetryStart: time.Second, RetryMax: time.Second}, NewMetrics(prometheus.NewRegistry()),
+			func(_ context.Context, key string) (time.Time, error) {
+				mu.Lock()
+				begun[key] = time.Now()
+				mu.Unlock()
+				time.Sleep(10 * time.Second)
+				if strings.HasPrefix(key, "fails") {
+					return time.Time{}, errors.New("timeout")
+				}
+				return time.Time{}, nil
+			}, letters, func(key string) bool { return !strings.HasPrefix(key, "detach") })
+		for i := range 100 {
+			l.Add(fmt.Sprint("fails", i))
+		}
+		ctx, stop := context.WithCancelCause(t.Context())
+		done := make(chan struct{})
+		go func() { l.Run(ctx, 100); close(done) }()
+		for i := range 2000 {
+			l.Add(fmt.Sprintf("detach%c%d", 'a'+i%26, i))
+		}
+		time.Sleep(time.Minute)
+		for i := range 300 {
+			key := fmt.Sprint("attach", i)
+			added := time.Now()
+			l.Add(key)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			mu.Lock()
+			at, ok := begun[key]
+			mu.Unlock()
+			if waited := at.Sub(added); !ok || waited > 0 {
+				t.Fatalf("%s has waited for %v: %t", key, waited, !ok)
+			}
+		}
 		stop(nil)
 		<-done
 	})
