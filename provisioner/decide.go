@@ -122,10 +122,7 @@ func (d driver) decide(s claimState) step {
 func (d driver) facts(s claimState) intent.Facts {
 	f := intent.Facts{
 		Record: d.recordOn(s.claim, d.hasVolume(s), s.call), Refused: s.call.Refused, Failed: s.failure != nil, Ready: true,
-		Wanted: s.claim != nil && needsVolume(s.claim),
-	}
-	if s.claim != nil {
-		f.Writable = s.claim.DeletionTimestamp == nil || isProtected(s.claim)
+		Wanted: s.claim != nil && needsVolume(s.claim), Writable: recordable(s.claim),
 	}
 	if s.call.State.InProgress() {
 		f.Ready = d.preparation(s).action == doNothing
