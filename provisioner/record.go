@@ -50,8 +50,8 @@ type requestRecord struct {
 }
 
 const (
-	// maxPacked bounds the compressed topology, of which base64 makes 120 KiB; all annotations of an object have 256 KiB together.
-	maxPacked = 90 * 1024
+	// maxPacked bounds the compressed topology. In base64, it leaves 8 KiB of the annotation for the rest of the record.
+	maxPacked = (kube.MaxProvisioningRequest - 8<<10) / 4 * 3
 	// maxTopology bounds the encoding of a topology, also in an annotation that any user may write. It is the default limit of
 	// gRPC for a request.
 	maxTopology = 4 << 20
