@@ -119,7 +119,7 @@ func (d driver) decide(o operation, s claimState) step {
 		return step{reason: "VolumeNotFound"} // its Add event enqueues the claim
 	case !d.owns(s.claim, s.volume):
 		return step{reason: "OtherVolume"}
-	case s.call.State.MayHaveEffect() && !s.stub && (o == expand && s.isExpanded() || o == modify && s.isModified()):
+	case s.call.State.MayHaveEffect() && !s.stub && s.showsResult(o):
 		return step{action: doAbandon, reason: "WrittenByEarlierLeader", target: s.call.Payload.target}
 	case o == expand:
 		return d.decideExpand(s)

@@ -114,11 +114,6 @@ func (d driver) decideRepeatedModify(s claimState, recorded, requested string) s
 		events: []event{modifyFailedEvent(err.Error())}}
 }
 
-// isModified reports whether the API shows the result of the last call, which an earlier leader has written late.
-func (s claimState) isModified() bool {
-	return s.claim.Status.ModifyVolumeStatus == nil && currentClass(s.claim) == s.call.Args
-}
-
 // checkClass returns why the volume cannot be modified to a class, or nil. It returns false if the class was not read yet.
 func (d driver) checkClass(s claimState, name string) (err error, known bool) {
 	class, read := s.classes[name]

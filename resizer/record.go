@@ -65,6 +65,16 @@ func (s claimState) recordOf(o operation, t target) intent.Recorded {
 	return intent.Own
 }
 
+// showsResult reports whether the API shows the result of the last call of o, which an earlier leader has written late.
+func (s claimState) showsResult(o operation) bool {
+	if o == modify {
+		return s.claim.Status.ModifyVolumeStatus == nil && currentClass(s.claim) == s.call.Args
+	}
+	target, capacity, volume := s.call.Payload.target.size, capacityOf(s.claim), volumeSize(s.volume)
+	status := resizeStatus(s.claim)
+	return status != controllerInProgress && status != controllerInfeasible && (capacity.Cmp(target) >= 0 || volume.Cmp(target) >= 0)
+}
+
 // intend records what the driver will be called for. If the other operation of the claim begins as well,
 // one write records both, so that both calls are made at the same time: some drivers combine them.
 func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
