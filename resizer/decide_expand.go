@@ -204,11 +204,7 @@ func (d driver) decideExpandWait(s claimState, t target) (step, bool) {
 			return step{action: doWaitUnused, reason: stageInUse, until: s.now.Add(d.retryMax)}, true
 		}
 	}
-	infeasible := ""
-	if allocated, ok := allocatedSize(s.claim); ok && resizeStatus(s.claim) == controllerInfeasible {
-		infeasible = bytesOf(allocated)
-	}
-	return d.decideSlowRetry(s, t.key, infeasible)
+	return d.decideSlowRetry(expand, s, t)
 }
 
 // decideExpandCall returns the next step of an expansion with ControllerExpandVolume.

@@ -36,7 +36,7 @@ func modificationOf(claim *corev1.PersistentVolumeClaim) modification {
 
 // decideModify returns the next step of the modification of a claim of the driver.
 func (d driver) decideModify(s claimState) step {
-	current, requested := modificationOf(s.claim), requestedClass(s.claim)
+	requested := requestedClass(s.claim)
 	record, inProgress := modify.inProgress(s.claim)
 	recorded, unknown := record.key, s.call.State.MayHaveEffect()
 	if unknown {
@@ -60,19 +60,16 @@ func (d driver) decideModify(s claimState) step {
 	if unknown || inProgress && requested == "" {
 		return d.decideRepeatedModify(s, recorded, requested)
 	}
-	infeasible := ""
-	if current.status == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
-		infeasible = current.target
-	}
-	retry, slow := d.decideSlowRetry(s, requested, infeasible)
+	retry, slow := d.decideSlowRetry(modify, s, target{key: requested})
 	slow = slow && s.call.Payload.missingClass != requested // else the class itself was rejected, and is watched
 	if slow && retry.action == doWait {
 		return retry
 	}
+	infeasible := modify.infeasibleTarget(s.claim) == requested
 	switch err, known := d.checkClass(s, requested); {
 	case !known:
 		return step{action: doReadClass, reason: stageClassNeeded, target: target{key: requested}}
-	case err != nil && s.call.Payload.missingClass == requested && (s.classes[requested] == nil || infeasible == requested):
+	case err != nil && s.call.Payload.missingClass == requested && (s.classes[requested] == nil || infeasible):
 		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.retryMax)}
 	case err != nil:
 		record := pendModification

@@ -40,6 +40,15 @@ func (o operation) inProgress(claim *corev1.PersistentVolumeClaim) (t target, re
 	return t, t.size.Sign() > 0 && !isTooLarge(t.size) && status == string(controllerInProgress)
 }
 
+// infeasibleTarget returns the target that claim calls infeasible for o, "" for none.
+func (o operation) infeasibleTarget(claim *corev1.PersistentVolumeClaim) string {
+	t, status := o.status(claim)
+	if status != string(controllerInfeasible) && status != string(corev1.PersistentVolumeClaimModifyVolumeInfeasible) {
+		return ""
+	}
+	return t.key
+}
+
 // condition returns the type of the condition that says that o is in progress.
 func (o operation) condition() corev1.PersistentVolumeClaimConditionType {
 	if o == modify {
