@@ -21,19 +21,6 @@ func currentClass(claim *corev1.PersistentVolumeClaim) string {
 	return ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "")
 }
 
-// modification is status.modifyVolumeStatus of a claim. The zero value means that there is none.
-type modification struct {
-	status corev1.PersistentVolumeClaimModifyVolumeStatus
-	target string
-}
-
-func modificationOf(claim *corev1.PersistentVolumeClaim) modification {
-	if m := claim.Status.ModifyVolumeStatus; m != nil {
-		return modification{m.Status, m.TargetVolumeAttributesClassName}
-	}
-	return modification{}
-}
-
 // decideModify returns the next step of the modification of a claim of the driver.
 func (d driver) decideModify(s claimState) step {
 	requested := requestedClass(s.claim)

@@ -7,6 +7,7 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
 )
@@ -24,8 +25,8 @@ func (o operation) callOf(c call, claim *corev1.PersistentVolumeClaim) call {
 // status returns the target that claim names for o, and the status of that target, "" for none.
 func (o operation) status(claim *corev1.PersistentVolumeClaim) (t target, status string) {
 	if o == modify {
-		m := modificationOf(claim)
-		return target{key: m.target}, string(m.status)
+		m := ptr.Deref(claim.Status.ModifyVolumeStatus, corev1.ModifyVolumeStatus{})
+		return target{key: m.TargetVolumeAttributesClassName}, string(m.Status)
 	}
 	size, _ := allocatedSize(claim)
 	return target{size: size, key: bytesOf(size)}, string(resizeStatus(claim))
