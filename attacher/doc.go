@@ -27,7 +27,7 @@
 // Both RPCs follow the rules of package intent.
 //
 //   - record.go: what a VolumeAttachment records about its calls: the finalizer with the annotations, and the status;
-//   - ledger.go: the calls of the term;
+//   - ledger.go: the calls of the term, and the lock that lets the driver get one call at a time for a volume and a node;
 //   - undo.go: those whose VolumeAttachment was deleted by force, also the log at the end of the term;
 //   - list_volumes.go: the comparison with the driver;
 //   - volume_finalizer.go: the finalizer of PersistentVolumes.

@@ -118,12 +118,6 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 // take applies one step and records its change of the call. An error with a change ends the
 // sync only after decide has seen the new state, and the claim is protected or unprotected.
 func (l *claimLoop) take(ctx context.Context, key claimKey, s claimState, step step, r *reads) error {
-	if step.action == doProtect && s.call.State.MayHaveEffect() {
-		// Also while shutting down, or after the Lease was lost: the record is for the next leader.
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), workloop.APIGrace)
-		defer cancel()
-	}
 	defer r.release()
 	traced, end := tracing.StartSpan(ctx, step.action.String())
 	c, err := l.apply(traced, key, s, step, r)

@@ -22,6 +22,12 @@ import (
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
+var (
+	errNoVolume = errors.New("CreateVolumeResponse has no volume, or a volume without an ID; this is a driver bug")
+	// errUnusable means that the volume must be deleted.
+	errUnusable = errors.New("the volume that the driver created cannot be used")
+)
+
 // slowCall is the duration of a call after which the event Provisioning is sent.
 const slowCall = time.Second
 
@@ -153,4 +159,27 @@ func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operatio
 	l.announce(key, o)
 	l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, o.rejectReason))
 	return noVolume(nil), o.rejectReason
+}
+
+// checkVolume returns an error if a created volume does not match its request. sourceBytes is the size of a source that is larger
+// than the request of a recorded clone: the source has been expanded since, and the volume was cloned before. Or a user has
+// written the record, to get a volume of that size for a smaller claim.
+func checkVolume(request *csi.CreateVolumeRequest, sourceBytes int64, v *csi.Volume) error {
+	required, size := request.GetCapacityRange().GetRequiredBytes(), v.GetCapacityBytes()
+	invalidID := csiclient.CheckID("volume_id", v.GetVolumeId())
+	switch {
+	case v.GetVolumeId() == "":
+		return errNoVolume
+	case invalidID != nil:
+		return fmt.Errorf("%w: %w", errUnusable, invalidID)
+	case sourceBytes > 0 && (size == 0 || size > required && size >= sourceBytes):
+		return fmt.Errorf("%w: it has %d bytes, the PVC requests %d, and the source has %d: the clone would be larger than requested",
+			errUnusable, size, required, sourceBytes)
+	case size != 0 && size < required:
+		return fmt.Errorf("%w: it has %d bytes, and the request requires %d; this is a driver bug", errUnusable, size, required)
+	case request.GetVolumeContentSource() != nil && v.GetContentSource() == nil:
+		return fmt.Errorf("%w: CreateVolumeResponse has no content_source for a clone or restore, so the volume may be empty; "+
+			"this is a driver bug", errUnusable)
+	}
+	return nil
 }

@@ -83,8 +83,8 @@ func (d driver) decide(s claimState) step {
 	case !inProgress && d.isOfOtherDriver(s):
 		return d.decideOtherDriver(s)
 	case d.isReplaced(s):
-		// As csi-provisioner does. If the new class permits no request, the first one is repeated.
-		if st := d.decideRequest(s, "ClassRecreated"); st.action == doPrepareAgain || st.action == doReadReferences {
+		// As csi-provisioner does. If nothing would be requested for a new claim, the first request is repeated.
+		if st := d.decideNew(s, "ClassRecreated"); st.action == doPrepareAgain || st.action == doReadReferences {
 			return st
 		}
 	}
@@ -122,10 +122,7 @@ func (d driver) decide(s claimState) step {
 func (d driver) facts(s claimState) intent.Facts {
 	f := intent.Facts{
 		Record: d.recordOn(s.claim, d.hasVolume(s), s.call), Refused: s.call.Refused, Failed: s.failure != nil, Ready: true,
-		Wanted: s.claim != nil && needsVolume(s.claim),
-	}
-	if s.claim != nil {
-		f.Writable = s.claim.DeletionTimestamp == nil || isProtected(s.claim)
+		Wanted: s.claim != nil && needsVolume(s.claim), Writable: recordable(s.claim),
 	}
 	if s.call.State.InProgress() {
 		f.Ready = d.preparation(s).action == doNothing
@@ -155,7 +152,7 @@ func (d driver) decidePending(s claimState) step {
 	case saved:
 		return step{reason: "PVCreated"}
 	}
-	return d.decideNew(s)
+	return d.decideNew(s, "Wanted")
 }
 
 // decideFailed returns the step after a final result in this sync, whose event was sent.
@@ -165,7 +162,7 @@ func (d driver) decideFailed(s claimState) step {
 	case full && chosen == s.failure.node:
 		return step{action: doReschedule, reason: "ResourceExhausted"}
 	case full && selectedNode(s.claim) == "": // rescheduled; no scheduler replaces the alpha annotation
-		return d.decideNew(s)
+		return d.decideNew(s, "Wanted")
 	}
 	return d.backOff(s)
 }
@@ -222,7 +219,8 @@ const waitsForPod = "WaitsForPod"
 // must select another node.
 const maxTopologyFailures = 5
 
-func (d driver) decideNew(s claimState) step {
+// decideNew returns the step for a claim for which a volume is requested now.
+func (d driver) decideNew(s claimState, reason string) step {
 	switch class := s.class; {
 	case s.claim.DeletionTimestamp != nil:
 		return step{action: doForget, reason: "ClaimDeleted"}
@@ -248,7 +246,7 @@ func (d driver) decideNew(s claimState) step {
 	case s.call.Payload.infeasible.holds(s):
 		return step{action: doWait, reason: "Infeasible", until: s.call.Payload.infeasible.until}
 	}
-	return d.decideRequest(s, "Wanted")
+	return d.decideRequest(s, reason)
 }
 
 // decideRequest prepares the request of a claim that is provisioned now.

@@ -541,6 +541,10 @@ func TestDecide(t *testing.T) {
 			driver: protectionOff, claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) { recreated(c); late(c) }),
 			call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
 		},
+		"recreated, node chosen by the alpha annotation, protection off": {
+			driver: protectionOff, claim: testClaim(alpha), class: testClass(func(c *storagev1.StorageClass) { recreated(c); late(c) }),
+			call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
+		},
 		"recreated, the claim is deleted, protection off": {
 			driver: protectionOff, claim: testClaim(deleting), class: testClass(recreated), call: testCall(intent.Unknown, nil),
 			want: doCreateVolume, reason: "Unknown",

@@ -66,7 +66,7 @@ func indeterminateEvent(p plan, protection Protection, claim *corev1.PersistentV
 		return failedEvent(p.ClassName, errors.New(text))
 	}
 	switch {
-	case claim == nil || claim.DeletionTimestamp != nil && !isProtected(claim): // it cannot be added any more
+	case !recordable(claim):
 	case isProtected(claim):
 		text += fmt.Sprintf("; until then finalizer %s keeps this PVC", kube.ProvisioningFinalizer)
 	default:

@@ -297,7 +297,7 @@ func (o *operations) in(s intent.State) map[claimKey]call {
 }
 
 // unresolved adds to indeterminateClaims the UIDs of claims whose volume may exist, and removes those whose volume exists.
-// It returns the number of volumes without a PersistentVolume.
+// It returns the number of volumes without a PersistentVolume. A first call that is running is neither.
 func (o *operations) unresolved(indeterminateClaims map[types.UID]struct{}) (unsaved int) {
 	for key, c := range o.All() {
 		switch c.State {

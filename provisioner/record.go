@@ -26,6 +26,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // requestRecord holds what the next leader needs to repeat a request. It is stored in an annotation of the claim.
@@ -49,8 +50,8 @@ type requestRecord struct {
 }
 
 const (
-	// maxPacked bounds the compressed topology, of which base64 makes 120 KiB; all annotations of an object have 256 KiB together.
-	maxPacked = 90 * 1024
+	// maxPacked bounds the compressed topology. In base64, it leaves 8 KiB of the annotation for the rest of the record.
+	maxPacked = (kube.MaxProvisioningRequest - 8<<10) / 4 * 3
 	// maxTopology bounds the encoding of a topology, also in an annotation that any user may write. It is the default limit of
 	// gRPC for a request.
 	maxTopology = 4 << 20
@@ -220,6 +221,11 @@ func isProtected(claim *corev1.PersistentVolumeClaim) bool {
 	return slices.Contains(claim.Finalizers, kube.ProvisioningFinalizer)
 }
 
+// recordable reports whether claim can get a record: a finalizer cannot be added to a claim that is being deleted. Nil is deleted.
+func recordable(claim *corev1.PersistentVolumeClaim) bool {
+	return claim != nil && (claim.DeletionTimestamp == nil || isProtected(claim))
+}
+
 // recordOf reads the record on a protected claim; nil if a user has removed it.
 func recordOf(claim *corev1.PersistentVolumeClaim) (*requestRecord, error) {
 	text, recorded := claim.Annotations[kube.AnnProvisioningRequest]
@@ -277,13 +283,17 @@ func (d driver) policy(s claimState) intent.Policy {
 // could remove its record during the call, unless the API server refuses the new one or a webhook changes it.
 func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
 	o := s.call.Payload
+	client := l.c.deps.Client
+	if s.call.State.MayHaveEffect() {
+		// Also while shutting down, or after the Lease was lost: the record is for the next leader.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), workloop.APIGrace)
+		defer cancel()
+		client = l.c.deps.UnthrottledClient
+	}
 	patch, err := o.protection(l.c.driver.name, s.call.Args, s.claim)
 	wait := s.call.State == intent.Planned
 	if err == nil {
-		client := l.c.deps.Client
-		if s.call.State.MayHaveEffect() {
-			client = l.c.deps.UnthrottledClient
-		}
 		err = l.patchClaim(ctx, client, s.claim, patch)
 		wait = wait || o.resumed != nil && err != nil && !kube.IsRefused(err) && !apierrors.IsInvalid(err)
 	}

@@ -256,12 +256,8 @@ func isRotation(requisite, preferred []*csi.Topology) bool {
 // claim nor its deletion changes a request that was sent. The record on a protected claim is that of the first request, which must not
 // be replaced.
 func (d driver) isReplaced(s claimState) bool {
-	if d.ProvisioningProtection != ProtectionOff || !s.call.State.Unanswered() || s.failure != nil || !s.classRecreated() {
-		return false
-	}
-	node := selectedNode(s.claim)
-	waitsForNode := kube.WaitsForFirstConsumer(s.class) && node == "" || d.NodeDeployment && node != d.NodeName
-	return s.claim.DeletionTimestamp == nil && !isProtected(s.claim) && d.is(s.class.Provisioner) && !waitsForNode
+	return d.ProvisioningProtection == ProtectionOff && s.call.State.Unanswered() && s.failure == nil && s.classRecreated() &&
+		!isProtected(s.claim)
 }
 
 // classRecreated reports whether the class of the claim is another object than the one the request was prepared from.

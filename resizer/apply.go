@@ -61,7 +61,7 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool
 		}
 		return true, step.until, nil
 	case doScheduleRetry:
-		a.scheduleRetry(s)
+		a.scheduleRetry(s, step.target)
 	case doIntend:
 		return false, until, a.intend(ctx, s, step)
 	case doExpand:
@@ -86,15 +86,10 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool
 	return false, until, err
 }
 
-// scheduleRetry chooses when an operation is retried that was infeasible for an earlier process.
-func (a *attempt) scheduleRetry(s claimState) {
+// scheduleRetry chooses when the operation is retried with t, which was infeasible for an earlier process.
+func (a *attempt) scheduleRetry(s claimState, t target) {
 	turn := a.t.restarted.ReserveN(s.now, 1).DelayFrom(s.now)
-	slow := slowRetry{until: retryAfterRestart(s.now, turn, a.t.c.driver.retryMax, a.t.c.random())}
-	if a.key.Operation == modify {
-		slow.target = modificationOf(s.claim).target
-	} else if size, ok := allocatedSize(s.claim); ok {
-		slow.target = bytesOf(size)
-	}
+	slow := slowRetry{t.key, retryAfterRestart(s.now, turn, a.t.c.driver.retryMax, a.t.c.random())}
 	a.remember(0, func(m *operationMemory) { m.slow = slow })
 }
 

@@ -119,7 +119,7 @@ func (d driver) decide(o operation, s claimState) step {
 		return step{reason: "VolumeNotFound"} // its Add event enqueues the claim
 	case !d.owns(s.claim, s.volume):
 		return step{reason: "OtherVolume"}
-	case s.call.State.MayHaveEffect() && !s.stub && (o == expand && s.isExpanded() || o == modify && s.isModified()):
+	case s.call.State.MayHaveEffect() && !s.stub && s.showsResult(o):
 		return step{action: doAbandon, reason: "WrittenByEarlierLeader", target: s.call.Payload.target}
 	case o == expand:
 		return d.decideExpand(s)
@@ -182,14 +182,13 @@ func (d driver) mayNeed(o operation, claim *corev1.PersistentVolumeClaim, pv *co
 	return d.expansion != expandsNone && (wantsMore(claim) || isRecordObsolete(claim, pv))
 }
 
-// decideSlowRetry returns the wait of an infeasible target, or false if there is none. recorded is the
-// target that the status of the claim calls infeasible, or "".
-func (d driver) decideSlowRetry(s claimState, target, recorded string) (step, bool) {
+// decideSlowRetry returns the wait of an infeasible target of o, or false if there is none.
+func (d driver) decideSlowRetry(o operation, s claimState, t target) (step, bool) {
 	slow := s.call.Payload.slow
 	switch {
-	case recorded == target && slow.target != target:
-		return step{action: doScheduleRetry, reason: stageInfeasible}, true
-	case slow.target == target && s.now.Before(slow.until):
+	case o.infeasibleTarget(s.claim) == t.key && slow.target != t.key:
+		return step{action: doScheduleRetry, reason: stageInfeasible, target: t}, true
+	case slow.target == t.key && s.now.Before(slow.until):
 		return step{action: doWait, reason: stageInfeasible, until: slow.until}, true
 	}
 	return step{}, false

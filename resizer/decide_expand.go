@@ -173,13 +173,6 @@ func (d driver) wantedSize(s claimState) (size resource.Quantity, reason string)
 	return size, stageUnknown
 }
 
-// isExpanded reports whether the API shows the result of the last call, which an earlier leader has written late.
-func (s claimState) isExpanded() bool {
-	target, capacity, volume := s.call.Payload.target.size, capacityOf(s.claim), volumeSize(s.volume)
-	status := resizeStatus(s.claim)
-	return status != controllerInProgress && status != controllerInfeasible && (capacity.Cmp(target) >= 0 || volume.Cmp(target) >= 0)
-}
-
 // stepsBack reports whether a request of size follows only from a PersistentVolume without the size that an earlier leader has
 // written: the cache may be stale.
 func (d driver) stepsBack(claim *corev1.PersistentVolumeClaim, size resource.Quantity) bool {
@@ -211,11 +204,7 @@ func (d driver) decideExpandWait(s claimState, t target) (step, bool) {
 			return step{action: doWaitUnused, reason: stageInUse, until: s.now.Add(d.retryMax)}, true
 		}
 	}
-	infeasible := ""
-	if allocated, ok := allocatedSize(s.claim); ok && resizeStatus(s.claim) == controllerInfeasible {
-		infeasible = bytesOf(allocated)
-	}
-	return d.decideSlowRetry(s, t.key, infeasible)
+	return d.decideSlowRetry(expand, s, t)
 }
 
 // decideExpandCall returns the next step of an expansion with ControllerExpandVolume.

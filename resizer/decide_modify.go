@@ -21,22 +21,9 @@ func currentClass(claim *corev1.PersistentVolumeClaim) string {
 	return ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "")
 }
 
-// modification is status.modifyVolumeStatus of a claim. The zero value means that there is none.
-type modification struct {
-	status corev1.PersistentVolumeClaimModifyVolumeStatus
-	target string
-}
-
-func modificationOf(claim *corev1.PersistentVolumeClaim) modification {
-	if m := claim.Status.ModifyVolumeStatus; m != nil {
-		return modification{m.Status, m.TargetVolumeAttributesClassName}
-	}
-	return modification{}
-}
-
 // decideModify returns the next step of the modification of a claim of the driver.
 func (d driver) decideModify(s claimState) step {
-	current, requested := modificationOf(s.claim), requestedClass(s.claim)
+	requested := requestedClass(s.claim)
 	record, inProgress := modify.inProgress(s.claim)
 	recorded, unknown := record.key, s.call.State.MayHaveEffect()
 	if unknown {
@@ -60,19 +47,16 @@ func (d driver) decideModify(s claimState) step {
 	if unknown || inProgress && requested == "" {
 		return d.decideRepeatedModify(s, recorded, requested)
 	}
-	infeasible := ""
-	if current.status == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
-		infeasible = current.target
-	}
-	retry, slow := d.decideSlowRetry(s, requested, infeasible)
+	retry, slow := d.decideSlowRetry(modify, s, target{key: requested})
 	slow = slow && s.call.Payload.missingClass != requested // else the class itself was rejected, and is watched
 	if slow && retry.action == doWait {
 		return retry
 	}
+	infeasible := modify.infeasibleTarget(s.claim) == requested
 	switch err, known := d.checkClass(s, requested); {
 	case !known:
 		return step{action: doReadClass, reason: stageClassNeeded, target: target{key: requested}}
-	case err != nil && s.call.Payload.missingClass == requested && (s.classes[requested] == nil || infeasible == requested):
+	case err != nil && s.call.Payload.missingClass == requested && (s.classes[requested] == nil || infeasible):
 		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.retryMax)}
 	case err != nil:
 		record := pendModification
@@ -112,11 +96,6 @@ func (d driver) decideRepeatedModify(s claimState, recorded, requested string) s
 	}
 	return step{action: doPend, reason: stageClassMissing, target: target{key: recorded},
 		events: []event{modifyFailedEvent(err.Error())}}
-}
-
-// isModified reports whether the API shows the result of the last call, which an earlier leader has written late.
-func (s claimState) isModified() bool {
-	return s.claim.Status.ModifyVolumeStatus == nil && currentClass(s.claim) == s.call.Args
 }
 
 // checkClass returns why the volume cannot be modified to a class, or nil. It returns false if the class was not read yet.

@@ -443,7 +443,8 @@ func TestDecideModify(t *testing.T) {
 		return func(s *claimState) { s.call.Payload.slow = slowRetry{"gold", now.Add(until)} }
 	}
 	modifying := func(s *claimState) {
-		startModification(s.claim, modificationOf(s.claim).target, now)
+		recorded, _ := modify.status(s.claim)
+		startModification(s.claim, recorded.key, now)
 		vac("", "", "Infeasible", "gold")(s)
 	}
 	missing := func(s *claimState) { s.call.Payload.missingClass = requestedClass(s.claim) }

@@ -7,6 +7,7 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
 )
@@ -24,8 +25,8 @@ func (o operation) callOf(c call, claim *corev1.PersistentVolumeClaim) call {
 // status returns the target that claim names for o, and the status of that target, "" for none.
 func (o operation) status(claim *corev1.PersistentVolumeClaim) (t target, status string) {
 	if o == modify {
-		m := modificationOf(claim)
-		return target{key: m.target}, string(m.status)
+		m := ptr.Deref(claim.Status.ModifyVolumeStatus, corev1.ModifyVolumeStatus{})
+		return target{key: m.TargetVolumeAttributesClassName}, string(m.Status)
 	}
 	size, _ := allocatedSize(claim)
 	return target{size: size, key: bytesOf(size)}, string(resizeStatus(claim))
@@ -38,6 +39,15 @@ func (o operation) inProgress(claim *corev1.PersistentVolumeClaim) (t target, re
 		return t, status == string(corev1.PersistentVolumeClaimModifyVolumeInProgress)
 	}
 	return t, t.size.Sign() > 0 && !isTooLarge(t.size) && status == string(controllerInProgress)
+}
+
+// infeasibleTarget returns the target that claim calls infeasible for o, "" for none.
+func (o operation) infeasibleTarget(claim *corev1.PersistentVolumeClaim) string {
+	t, status := o.status(claim)
+	if status != string(controllerInfeasible) && status != string(corev1.PersistentVolumeClaimModifyVolumeInfeasible) {
+		return ""
+	}
+	return t.key
 }
 
 // condition returns the type of the condition that says that o is in progress.
@@ -63,6 +73,16 @@ func (s claimState) recordOf(o operation, t target) intent.Recorded {
 		return intent.Other
 	}
 	return intent.Own
+}
+
+// showsResult reports whether the API shows the result of the last call of o, which an earlier leader has written late.
+func (s claimState) showsResult(o operation) bool {
+	if o == modify {
+		return s.claim.Status.ModifyVolumeStatus == nil && currentClass(s.claim) == s.call.Args
+	}
+	target, capacity, volume := s.call.Payload.target.size, capacityOf(s.claim), volumeSize(s.volume)
+	status := resizeStatus(s.claim)
+	return status != controllerInProgress && status != controllerInfeasible && (capacity.Cmp(target) >= 0 || volume.Cmp(target) >= 0)
 }
 
 // intend records what the driver will be called for. If the other operation of the claim begins as well,

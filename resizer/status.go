@@ -197,9 +197,9 @@ func failureOf(a answer) failure {
 
 // pendModification records that the requested class does not exist.
 func pendModification(c *corev1.PersistentVolumeClaim) {
-	target := modificationOf(c).target
+	recorded, _ := modify.status(c)
 	c.Status.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{
-		TargetVolumeAttributesClassName: target, Status: corev1.PersistentVolumeClaimModifyVolumePending,
+		TargetVolumeAttributesClassName: recorded.key, Status: corev1.PersistentVolumeClaimModifyVolumePending,
 	}
 }
 

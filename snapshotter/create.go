@@ -83,10 +83,7 @@ func (l *loop) send(ctx context.Context, c *content, before entry, r *createRequ
 	}
 	ended, remains := c.endedBy(before, err, r.Name)
 	failed, event := failedCall{err, ended && ctx.Err() == nil, remains}, intent.Lose
-	switch {
-	case failed.ended && before.Payload.orphan && c.known().handle != "": // no other snapshot exists
-		event = intent.Reject
-	case failed.ended:
+	if failed.ended && !before.Payload.orphan { // else undo decides
 		event = intent.Settle
 	}
 	if err := l.happened(c.UID, event, func(m *memory) {

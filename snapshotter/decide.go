@@ -4,6 +4,7 @@
 package snapshotter
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -227,7 +228,7 @@ func (d driver) decide(s state) step {
 func (d driver) decideCreate(s state) step {
 	c := s.content
 	fail := func(err error) step { return step{action: doReportCreation, reason: "CannotCreate", err: err} }
-	recorded, malformed := c.recordedRequest()
+	_, malformed := c.recordedRequest()
 	switch {
 	case s.call.State == intent.Answered:
 		return d.decideWrite(s, *s.call.Payload.answer, fail)
@@ -236,11 +237,13 @@ func (d driver) decideCreate(s state) step {
 	case !c.bound():
 		return fail(fmt.Errorf("cannot create %s. %s%s content %s not bound to a %[1]s",
 			c.noun, strings.ToUpper(c.noun[:1]), c.noun[1:], c.Name))
-	case (recorded == nil || !c.binds(s.call)) && s.class != nil && s.class.driver != d.name:
-		return step{reason: "ClassOfOtherDriver"}
 	}
 	request, err := d.createRequest(c, s.class, s.call)
-	if err != nil {
+	_, ofOther := errors.AsType[classOfOther](err)
+	switch {
+	case ofOther:
+		return step{reason: "ClassOfOtherDriver"}
+	case err != nil:
 		return fail(err)
 	}
 	secret, err := d.annotatedSecret(c)

@@ -20,6 +20,7 @@
 //
 // A deletion is released by the annotation volumesnapshot-being-deleted. If the outcome of CreateSnapshot is unknown then, the call is
 // repeated with the recorded request until it is known, because only then the snapshot can be deleted.
+// A content that is given to another driver is left to that driver; an event names a snapshot that may remain.
 //
 // # Calls
 //
@@ -28,7 +29,7 @@
 //   - record.go: what a content records about it and says about the calls of earlier processes, how the record is written, and what
 //     follows if it is refused;
 //   - ledger.go: the calls of the term;
-//   - decide.go: what a content without a snapshot gets, also when a call is recorded for the first time;
+//   - decide.go: what a content without a snapshot gets, also when a call is recorded for the first time or was never sent;
 //   - answer.go: what follows from a response, and from a user who removes the annotation during the wait;
 //   - decide_repeat.go: the repetitions during a deletion;
 //   - undo.go: the undo after the content was deleted.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 
-	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
@@ -87,12 +86,12 @@ func (l *loop) matters(before, after *content) bool {
 		return before.Annotations[key] == after.Annotations[key] && before.has(key) == after.has(key)
 	}
 	switch {
-	case before.driver != after.driver, before.policy != after.policy, before.class != after.class, before.handle != after.handle,
+	case before.policy != after.policy, before.class != after.class, before.handle != after.handle,
 		before.ref != after.ref, !same(after.secretName), !same(after.secretNamespace):
 		return true
 	case before.has(before.creating) && !after.has(after.creating) &&
 		is.State.Unanswered() && !(is.Payload.inherited && after.known().handle != ""):
-		return true // by another writer: this process removes it after a definite result
+		return true // by another writer, which ends the wait, or whose removal of the record is undone: this process removes it later
 	case !before.has(before.creating) && after.has(after.creating) && after.known().handle != "" && !after.terminating():
 		return true // restored by another writer; during a deletion, this process sets it for a check
 	case after.known().ready && after.has(after.creating):
@@ -101,19 +100,13 @@ func (l *loop) matters(before, after *content) bool {
 	return before.terminating() != after.terminating() || l.c.driver.rowOf(before, was) != l.c.driver.rowOf(after, is)
 }
 
-// deleted handles the last state of a content. A write of an earlier leader, which took effect late, may have removed the finalizer
-// while a call may have an effect, or is planned and sent before the next sync: the deletion continues without the content. A snapshot
-// that was known before the deletion began is not deleted then, nor one that another content names: an administrator may have removed
-// the finalizer to keep it.
+// deleted handles the last state of a content.
 func (l *loop) deleted(c *content) {
 	orphan := false
-	handle := c.deletedHandle(l.ledger.Get(c.UID))
-	if c.leaving() && c.policy == snapshotv1.VolumeSnapshotContentDelete && (handle == "" || l.other(c, handle) == nil) {
-		l.ledger.Update(c.UID, func(s intent.State, m *memory) {
-			orphan = s.InProgress() && !m.releasing && m.called != nil && (m.called.known().handle == "" || m.called.leaving())
-			m.orphan = orphan
-		})
-	}
+	l.ledger.Update(c.UID, func(s intent.State, m *memory) {
+		orphan = l.mustUndo(c, entry{State: s, Payload: *m})
+		m.orphan = orphan
+	})
 	if orphan {
 		l.queue.Add(keyOf(c))
 		return

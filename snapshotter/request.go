@@ -70,6 +70,9 @@ func (d driver) createRequest(c *content, class *class, e entry) (*createRequest
 	return request, nil
 }
 
+// classOfOther is the error for a content whose class is for another driver, which reports it.
+type classOfOther struct{ error }
+
 // newRequest returns the request for c and its class.
 func (d driver) newRequest(c *content, class *class) (*createRequest, error) {
 	switch {
@@ -78,7 +81,7 @@ func (d driver) newRequest(c *content, class *class) (*createRequest, error) {
 	case class == nil:
 		return nil, inputsError(c, fmt.Sprintf("%s %q not found", c.kind.class, c.class))
 	case class.driver != d.name:
-		return nil, inputsError(c, fmt.Sprintf("%s %q is for driver %q", c.kind.class, c.class, class.driver))
+		return nil, classOfOther{inputsError(c, fmt.Sprintf("%s %q is for driver %q", c.kind.class, c.class, class.driver))}
 	}
 	parameters, err := driverParameters(class.parameters)
 	if err != nil {

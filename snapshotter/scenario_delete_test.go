@@ -530,6 +530,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		})
 		n := f.Plugin.Count(createSnapshot)
 		f.Wait(createSnapshot, n+1)
+		f.waitEvent("This content was deleted or given to another driver", "may remain")
 		f.quiet()
 		f.Calls(removeSnapshot, 0)
 		f.patch("v1", `{"metadata":{"finalizers":null}}`)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
@@ -15,6 +16,15 @@ import (
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
+
+// mustUndo reports whether the call e of c, whose last state before its deletion is c, is undone: it may have an effect, or is planned
+// and sent before the next sync, and a late write of an earlier leader may have removed the finalizer. A snapshot that was known before
+// the deletion began is not deleted then, nor one that another content names: an administrator may have removed the finalizer to keep it.
+func (l *loop) mustUndo(c *content, e entry) bool {
+	handle, called := c.deletedHandle(e), e.Payload.called
+	return c.leaving() && c.policy == snapshotv1.VolumeSnapshotContentDelete && (handle == "" || l.other(c, handle) == nil) &&
+		e.State.InProgress() && !e.Payload.releasing && called != nil && (called.known().handle == "" || called.leaving())
+}
 
 // undo deletes the snapshot of a content that does not exist any more. If the outcome of its CreateSnapshot is unknown, the call is
 // repeated first.
@@ -108,7 +118,7 @@ func (l *loop) stillExists(ctx context.Context, c *content) (bool, error) {
 	live, err := l.writer.Get(ctx, c.Name, metav1.GetOptions{})
 	switch {
 	case err == nil && live.UID == c.UID:
-		l.ledger.Take(c.UID)
+		l.forget(ctx, keyOf(c))
 		return true, nil
 	case err != nil && !kube.IsNotFound(err):
 		return false, fmt.Errorf("reading %s %q, which was deleted during a repeated creation: %w", c.kind.name, c.Name, err)

@@ -20,7 +20,7 @@ const (
 	maxValue = 253
 	// maxTemplates is the size of the annotations of a claim that templates of Secrets may name.
 	maxTemplates = 4096
-	// MaxProvisioningRequest is the size of [AnnProvisioningRequest].
+	// MaxProvisioningRequest is the size of [AnnProvisioningRequest]. All annotations of an object have 256 KiB together.
 	MaxProvisioningRequest = 128 << 10
 	// maxEntries is the number of finalizers, and of owners.
 	maxEntries = 32
