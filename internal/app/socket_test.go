@@ -153,6 +153,51 @@ func TestServeSocket(t *testing.T) {
 	}
 }
 
+// TestConnectionsOfSocket: with too many connections, another one is closed, until one of them is.
+func TestConnectionsOfSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "csi.sock")
+	s, err := openSocket(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- s.serve(ctx, grpc.NewServer(), time.Minute) }()
+	connect := func() (conn net.Conn, answered bool) {
+		t.Helper()
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, _ := conn.Read(make([]byte, 1)) // the server begins with its settings
+		return conn, n > 0
+	}
+	var open []net.Conn
+	for range maxConnections {
+		conn, answered := connect()
+		if !answered {
+			t.Fatalf("connection %d was closed", len(open))
+		}
+		open = append(open, conn)
+	}
+	if conn, answered := connect(); answered {
+		t.Error("there is no limit")
+	} else {
+		conn.Close()
+	}
+	open[0].Close()
+	for answered := false; !answered; {
+		open[0], answered = connect()
+	}
+	for _, conn := range open {
+		conn.Close()
+	}
+	stop()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestRemoveSocket keeps the file of a process that has replaced the socket.
 func TestRemoveSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "csi.sock")
