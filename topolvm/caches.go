@@ -6,6 +6,8 @@ package topolvm
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"runtime/debug"
 	"slices"
 	"sync"
 
@@ -14,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -219,7 +222,18 @@ func (l *lookup) run(ctx context.Context) {
 		if result == nil {
 			return
 		}
-		result.names, result.err = l.list(ctx)
+		result.names, result.err = l.listRecovering(ctx)
 		close(result.done)
 	}
+}
+
+// listRecovering returns a panic as an error.
+func (l *lookup) listRecovering(ctx context.Context) (names map[types.UID]string, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+			klog.FromContext(ctx).Error(err, "List of LogicalVolumes panicked. Report it with this line", "stack", string(debug.Stack()))
+		}
+	}()
+	return l.list(ctx)
 }
