@@ -232,6 +232,11 @@ var createScenarios = []scenario{
 			_, err := f.create("v", f.on("a"), f.class("thin"), c)
 			f.fails(err, codes.AlreadyExists, why, "v", f.value("a"))
 		}
+		f.created("clone", f.class("thin"), fromVolume(other.VolumeId))
+		for _, id := range []string{first.VolumeId, "none"} {
+			_, err := f.create("clone", f.class("thin"), fromVolume(id))
+			f.fails(err, codes.AlreadyExists, "source", "clone", f.value("a"))
+		}
 	}},
 	{"026_expanded_meanwhile", func(t *testing.T) {
 		f := start(t)
