@@ -38,7 +38,8 @@ func runScenarios(t *testing.T, all []scenario) {
 }
 
 func TestTopolvmScenario(t *testing.T) {
-	runScenarios(t, slices.Concat(serviceScenarios, createScenarios, deleteScenarios, expandScenarios, snapshotScenarios))
+	runScenarios(t, slices.Concat(serviceScenarios, createScenarios, deleteScenarios, expandScenarios, snapshotScenarios,
+		takeoverScenarios))
 }
 
 var createScenarios = []scenario{
@@ -363,6 +364,9 @@ var createScenarios = []scenario{
 		f.created("Vol-A")
 		_, err := f.create("vol-a")
 		f.fails(err, codes.AlreadyExists, "Vol-A")
+		f.created("vol-b")
+		_, err = f.create("Vol-B")
+		f.fails(err, codes.AlreadyExists, "vol-b")
 		_, err = f.create("a_b")
 		f.fails(err, codes.InvalidArgument, "a_b")
 		_, err = f.create("")
