@@ -305,7 +305,8 @@ var serviceScenarios = []scenario{
 		if node := <-changed; node != f.value("a") {
 			t.Errorf("a change of node %s", node)
 		}
-		if err := resources.Remove(t.Context(), *stale, func() error { return nil }); !apierrors.IsConflict(err) || f.lv("v").DeletionTimestamp != nil {
+		err = resources.Remove(t.Context(), *stale, func() error { return nil })
+		if !apierrors.IsConflict(err) || f.lv("v").DeletionTimestamp != nil {
 			t.Errorf("another version: %v", err)
 		}
 		current, err := resources.Get(t.Context(), "v")
@@ -505,7 +506,7 @@ var deleteScenarios = []scenario{
 }
 
 var expandScenarios = []scenario{
-	{"054_expand", func(t *testing.T) {
+	{"054_055_expand", func(t *testing.T) {
 		f := start(t)
 		for name, tt := range map[string]struct {
 			capability *csi.VolumeCapability
@@ -518,7 +519,6 @@ var expandScenarios = []scenario{
 				t.Errorf("%s: %v %v", name, response, err)
 			}
 			f.sent(t, patchLV)
-			// 055: the same call again
 			again, err := f.expand(v.VolumeId, gi+203*mi, tt.capability)
 			if err != nil || again.CapacityBytes != response.CapacityBytes || again.NodeExpansionRequired != tt.node {
 				t.Errorf("%s again: %v %v", name, again, err)

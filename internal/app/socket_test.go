@@ -37,8 +37,8 @@ func (s slowIdentity) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.Prob
 	}
 }
 
-// TestOpenSocket has a row for each file that may have the name of the socket.
-func TestOpenSocket(t *testing.T) {
+// TestTopolvmScenario004 has a row for each file that may have the name of the socket.
+func TestTopolvmScenario004(t *testing.T) {
 	for name, row := range map[string]struct {
 		prepare func(t *testing.T, path string)
 		want    string // error
