@@ -35,11 +35,12 @@ type caches struct {
 	waits           waits
 	deletions       deletions
 	capacityChanged func(node, class string)
+	retryClaim      func(claim string)
 }
 
 // newCaches registers the informers and handlers. The informers must not have been started.
 func newCaches(ctx context.Context, n names, client *Client, d Deps) (*caches, error) {
-	c := &caches{names: n, capacityChanged: d.CapacityChanged}
+	c := &caches{names: n, capacityChanged: d.CapacityChanged, retryClaim: d.RetryClaim}
 	c.volumes = kube.Custom[*LogicalVolume](d.Informers, source(n, client))
 	c.lvs = kube.NewMutationCache(c.volumes)
 	c.nodes, c.drivers = d.Informers.FullNodes(), d.Informers.Drivers()
@@ -47,12 +48,12 @@ func newCaches(ctx context.Context, n names, client *Client, d Deps) (*caches, e
 	if err != nil {
 		return nil, err
 	}
-	volumeChanged := func(lv *LogicalVolume) { c.waits.notify(volumeKey(lv.Name)) }
 	lvs, err := c.volumes.Handle(kube.Handlers[*LogicalVolume]{
-		Add: volumeChanged, Update: func(_, lv *LogicalVolume) { volumeChanged(lv) },
+		Add: c.volumeChanged, Update: func(_, lv *LogicalVolume) { c.volumeChanged(lv) },
 		Delete: func(lv *LogicalVolume) {
 			c.deletions.add(lv)
-			volumeChanged(lv)
+			c.waits.notify(volumeKey(lv.Name))
+			c.settled(lv)
 		},
 	})
 	if err != nil {
@@ -65,6 +66,20 @@ func newCaches(ctx context.Context, n names, client *Client, d Deps) (*caches, e
 	})
 	c.handlers = []cache.DoneChecker{lvs.Synced, nodes.Synced}
 	return c, err
+}
+
+func (c *caches) volumeChanged(lv *LogicalVolume) {
+	c.waits.notify(volumeKey(lv.Name))
+	if lv.Status != (Status{}) {
+		c.settled(lv)
+	}
+}
+
+// settled has the claim of lv retried if its creation was left: topolvm-node has created the LVM volume, or failed, or lv was deleted.
+func (c *caches) settled(lv *LogicalVolume) {
+	if c.waits.takeLeft(lv.Name) && c.retryClaim != nil && lv.Claim() != "" {
+		c.retryClaim(lv.Claim())
+	}
 }
 
 // node returns the Node with a topology value, or nil. If there are several, it is one that is not being deleted, the first by name.
@@ -102,6 +117,28 @@ func nodeKey(value string) waitKey  { return waitKey{"node", value} }
 type waits struct {
 	mu      sync.Mutex
 	waiting map[waitKey]map[chan struct{}]bool
+	left    map[string]bool // names of LogicalVolumes whose creation was answered before topolvm-node has done its work
+}
+
+// leave records that the creation of a LogicalVolume was left, until takeLeft. It returns false if that is recorded already.
+func (w *waits) leave(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.left == nil {
+		w.left = map[string]bool{}
+	}
+	before := w.left[name]
+	w.left[name] = true
+	return !before
+}
+
+// takeLeft reports whether the creation of a LogicalVolume was left, and forgets it.
+func (w *waits) takeLeft(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	left := w.left[name]
+	delete(w.left, name)
+	return left
 }
 
 // add makes changed receive an element after each change of key, unless it has one.

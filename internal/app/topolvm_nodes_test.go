@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -171,6 +172,38 @@ func nodeScenarios(t *testing.T) {
 			node.Create(t)
 		}
 		published(nodes, 3)
+	})
+	t.Run("070_a_node_not_ready", func(t *testing.T) {
+		const waiting, others = 300, 30
+		// A call that waits, and a back-off, last longer than the test.
+		p := startPod(t, false, "--provisioner-timeout=1h", "--provisioner-retry-interval-start=1h", "--provisioner-retry-interval-max=1h")
+		a, b, class := p.node("a"), p.node("b"), p.class()
+		p.ready()
+		a.Resize("thin", 1<<40)
+		a.Stop()
+		a.SetReady(t, false)
+		for i := range waiting {
+			p.claim(fmt.Sprint("waits-", i), class, a.Name())
+		}
+		for i := range others {
+			p.claim(fmt.Sprint("data-", i), class, b.Name())
+		}
+		kubetest.Eventually(t, "the claims of the other node have a volume, and no others", func(ctx context.Context) error {
+			return p.consistent(ctx, others, "1Gi", b)
+		})
+		kubetest.Eventually(t, "all claims have a LogicalVolume", func(ctx context.Context) error {
+			lvs, err := p.lvs.List(ctx, metav1.ListOptions{})
+			on := func(lv topolvm.LogicalVolume) bool { return lv.Spec.NodeName != a.Name() }
+			if n := len(slices.DeleteFunc(lvs.Items, on)); err == nil && n != waiting {
+				err = fmt.Errorf("%d have", n)
+			}
+			return err
+		})
+		a.Run()
+		a.SetReady(t, true)
+		kubetest.Eventually(t, "all claims have a volume", func(ctx context.Context) error {
+			return p.consistent(ctx, waiting+others, "1Gi", a, b)
+		})
 	})
 	t.Run("069_many_claims", func(t *testing.T) {
 		const claims, nodes = 200, 10
