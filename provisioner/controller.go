@@ -164,6 +164,15 @@ func (c *Controller) claimFailed(claim *corev1.PersistentVolumeClaim, e event) {
 	c.event(claim, e)
 }
 
+// Retry enqueues a claim and ends its back-off, if this replica leads: the driver has a result for its CreateVolume now. The claim is
+// NAMESPACE/NAME, and need not exist.
+func (c *Controller) Retry(claim string) {
+	pvc, exists := c.claims.Get(claim)
+	if l := c.claimLoop.Load(); l != nil && exists {
+		l.claimChanged(pvc)
+	}
+}
+
 func (c *Controller) loopConfig(name string) workloop.Config {
 	return workloop.Config{
 		Name: name, RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,

@@ -44,6 +44,9 @@ func (s *Service) run(
 		}
 		klog.FromContext(ctx).V(2).Info("Decided", "action", decided.action)
 		if decided.action == doAnswer {
+			if decided.later && k.c.waits.leave(decided.lv.Name) {
+				continue // it may have changed since it was gathered
+			}
 			return decided.lv, decided.err
 		}
 		applied, err := k.apply(ctx, decided)

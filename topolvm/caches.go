@@ -6,6 +6,8 @@ package topolvm
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"runtime/debug"
 	"slices"
 	"sync"
 
@@ -14,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -32,11 +35,12 @@ type caches struct {
 	waits           waits
 	deletions       deletions
 	capacityChanged func(node, class string)
+	retryClaim      func(claim string)
 }
 
 // newCaches registers the informers and handlers. The informers must not have been started.
 func newCaches(ctx context.Context, n names, client *Client, d Deps) (*caches, error) {
-	c := &caches{names: n, capacityChanged: d.CapacityChanged}
+	c := &caches{names: n, capacityChanged: d.CapacityChanged, retryClaim: d.RetryClaim}
 	c.volumes = kube.Custom[*LogicalVolume](d.Informers, source(n, client))
 	c.lvs = kube.NewMutationCache(c.volumes)
 	c.nodes, c.drivers = d.Informers.FullNodes(), d.Informers.Drivers()
@@ -44,12 +48,12 @@ func newCaches(ctx context.Context, n names, client *Client, d Deps) (*caches, e
 	if err != nil {
 		return nil, err
 	}
-	volumeChanged := func(lv *LogicalVolume) { c.waits.notify(volumeKey(lv.Name)) }
 	lvs, err := c.volumes.Handle(kube.Handlers[*LogicalVolume]{
-		Add: volumeChanged, Update: func(_, lv *LogicalVolume) { volumeChanged(lv) },
+		Add: c.volumeChanged, Update: func(_, lv *LogicalVolume) { c.volumeChanged(lv) },
 		Delete: func(lv *LogicalVolume) {
 			c.deletions.add(lv)
-			volumeChanged(lv)
+			c.waits.notify(volumeKey(lv.Name))
+			c.settled(lv)
 		},
 	})
 	if err != nil {
@@ -62,6 +66,20 @@ func newCaches(ctx context.Context, n names, client *Client, d Deps) (*caches, e
 	})
 	c.handlers = []cache.DoneChecker{lvs.Synced, nodes.Synced}
 	return c, err
+}
+
+func (c *caches) volumeChanged(lv *LogicalVolume) {
+	c.waits.notify(volumeKey(lv.Name))
+	if lv.Status != (Status{}) {
+		c.settled(lv)
+	}
+}
+
+// settled has the claim of lv retried if its creation was left: topolvm-node has created the LVM volume, or failed, or lv was deleted.
+func (c *caches) settled(lv *LogicalVolume) {
+	if c.waits.takeLeft(lv.Name) && c.retryClaim != nil && lv.Claim() != "" {
+		c.retryClaim(lv.Claim())
+	}
 }
 
 // node returns the Node with a topology value, or nil. If there are several, it is one that is not being deleted, the first by name.
@@ -99,6 +117,28 @@ func nodeKey(value string) waitKey  { return waitKey{"node", value} }
 type waits struct {
 	mu      sync.Mutex
 	waiting map[waitKey]map[chan struct{}]bool
+	left    map[string]bool // names of LogicalVolumes whose creation was answered before topolvm-node has done its work
+}
+
+// leave records that the creation of a LogicalVolume was left, until takeLeft. It returns false if that is recorded already.
+func (w *waits) leave(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.left == nil {
+		w.left = map[string]bool{}
+	}
+	before := w.left[name]
+	w.left[name] = true
+	return !before
+}
+
+// takeLeft reports whether the creation of a LogicalVolume was left, and forgets it.
+func (w *waits) takeLeft(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	left := w.left[name]
+	delete(w.left, name)
+	return left
 }
 
 // add makes changed receive an element after each change of key, unless it has one.
@@ -219,7 +259,18 @@ func (l *lookup) run(ctx context.Context) {
 		if result == nil {
 			return
 		}
-		result.names, result.err = l.list(ctx)
+		result.names, result.err = l.listRecovering(ctx)
 		close(result.done)
 	}
+}
+
+// listRecovering returns a panic as an error.
+func (l *lookup) listRecovering(ctx context.Context) (names map[types.UID]string, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+			klog.FromContext(ctx).Error(err, "List of LogicalVolumes panicked. Report it with this line", "stack", string(debug.Stack()))
+		}
+	}()
+	return l.list(ctx)
 }

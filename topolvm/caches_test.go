@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -56,6 +57,24 @@ func TestTopolvmScenario041(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 	})
+}
+
+// TestLookupPanics: a panic in a list is an error of the calls that wait for it, and of no other.
+func TestLookupPanics(t *testing.T) {
+	panics := true
+	l := lookup{list: func(context.Context) (map[types.UID]string, error) {
+		if panics {
+			panic("injected")
+		}
+		return map[types.UID]string{"1": "v"}, nil
+	}}
+	if name, err := l.name(t.Context(), "1"); err == nil || !strings.Contains(err.Error(), "injected") {
+		t.Errorf("%q %v", name, err)
+	}
+	panics = false
+	if name, err := l.name(t.Context(), "1"); name != "v" || err != nil {
+		t.Errorf("%q %v", name, err)
+	}
 }
 
 // TestDeletions remembers one deletion more than there is space for.

@@ -114,7 +114,7 @@ func (c creation) subject() subject {
 func (c creation) differs(lv *LogicalVolume, from string) string {
 	access := lv.Spec.AccessType
 	switch {
-	case lv.requestedName() != c.requested && lv.requestedName() != c.name:
+	case lv.requestedName() != "" && lv.requestedName() != c.requested:
 		return "it was created for the name " + lv.requestedName()
 	case c.snapshot && access != readOnly:
 		return "it is a volume, not a snapshot"
@@ -140,16 +140,13 @@ func (c creation) object(n names, value string, source *LogicalVolume) *LogicalV
 	lv := &LogicalVolume{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: c.name, Finalizers: []string{n.finalizer()}, Labels: map[string]string{labelCreatedBy: createdBy},
-			Annotations: map[string]string{},
+			Annotations: map[string]string{annotationVolumeName: c.requested},
 		},
 		Spec: Spec{
 			Name: c.name, NodeName: value, Size: c.size, DeviceClass: c.class, LvcreateOptionClass: c.option,
 		},
 	}
 	lv.APIVersion, lv.Kind = n.resource().GroupVersion().String(), "LogicalVolume"
-	if c.requested != c.name {
-		lv.Annotations[annotationVolumeName] = c.requested
-	}
 	if c.claim != "" {
 		lv.Annotations[annotationClaim] = c.claim
 	}

@@ -37,6 +37,7 @@ type step struct {
 	size   Bytes  // of doResize
 	retry  bool   // of doResize: topolvm-node tries again
 	value  string // of doReadNode
+	later  bool   // of doAnswer with an error: a change of lv has the claim retried
 }
 
 func failed(err error) step { return step{action: doAnswer, err: err} }
@@ -46,41 +47,30 @@ func (s subject) fail(code codes.Code, format string, args ...any) step {
 	return failed(s.errorf(code, format, args...))
 }
 
-const (
-	// patience is the time after which a call does not wait for topolvm-node on a Node that is not Ready.
-	patience = time.Minute
-	// staleAfter is the time after which the failure of an earlier expansion counts for this one, too: the status has not changed.
-	staleAfter = 3 * time.Second
-)
+// staleAfter is the time after which the failure of an earlier expansion counts for this one, too: the status has not changed.
+const staleAfter = 3 * time.Second
 
-// waitForNode returns the step of a call that waits for topolvm-node. It does not wait for a Node that does not exist, or that is not Ready
-// for long, because each call occupies a worker of the caller.
+// waitForNode returns the step of a call that waits for topolvm-node. It does not wait for a Node that does not exist, or that is not
+// Ready, because each call occupies a worker of the caller.
 func (s volumeState) waitForNode() step {
-	wait := step{action: doWait, lv: s.lv}
-	began, what := s.lv.CreationTimestamp.Time, "created"
+	about, what := subjectOf(s.lv), "created"
 	switch {
-	case s.lv.terminating():
-		began, what = s.lv.DeletionTimestamp.Time, "deleted"
 	case s.terminating():
-		began, what = s.now, "deleted"
+		what = "deleted"
 	case s.lv.exists():
 		what = "expanded"
 	}
-	about := subjectOf(s.lv)
 	switch {
 	case s.node.object == nil && !s.node.read:
 		return step{action: doReadNode, value: s.node.value, lv: s.lv}
 	case s.node.object == nil:
 		return about.fail(codes.Aborted, "it cannot be %s, because the Node does not exist. Bring the node back, or have its "+
 			"LogicalVolumes deleted by the node cleanup", what)
-	case s.node.ready():
-	case s.now.Sub(began) > patience:
-		return about.fail(codes.Aborted, "it is not %s, because the Node is not Ready. Check the node, or delete its Node object "+
+	case !s.node.ready():
+		return about.fail(codes.Aborted, "it is not %s yet, because the Node is not Ready. Check the node, or delete its Node object "+
 			"if it does not return", what)
-	default:
-		wait.until = began.Add(patience + time.Millisecond)
 	}
-	return wait
+	return step{action: doWait, lv: s.lv}
 }
 
 // place returns the topology value for a new LogicalVolume, or an error. nodes lists all Nodes.
@@ -188,7 +178,7 @@ func decideCreation(n names, r creation, s creationState) step {
 		return step{action: doDelete, exact: true, lv: lv, err: sourceProblem(s)}
 	case !exists || lv.Status.CurrentSize == 0:
 		wait := s.waitForNode()
-		wait.works = true
+		wait.works, wait.lv, wait.later = true, lv, true
 		return wait
 	case r.limit > 0 && lv.Status.CurrentSize > r.limit && s.began:
 		return step{action: doDelete, exact: true, lv: lv, err: aboveLimit(lv, r.limit, codes.OutOfRange)}
@@ -268,7 +258,7 @@ func decideExpansion(n names, r *csi.ControllerExpandVolumeRequest, s volumeStat
 	wait := s.waitForNode()
 	wait.works = true
 	if lv.Status.Code != 0 && wait.action == doWait {
-		wait.until = earlier(wait.until, s.since.Add(staleAfter))
+		wait.until = s.since.Add(staleAfter)
 	}
 	return wait
 }
@@ -305,14 +295,6 @@ func (lv *LogicalVolume) size() Bytes {
 		return lv.Status.CurrentSize
 	}
 	return lv.Spec.Size
-}
-
-// earlier returns the earlier of two times. A zero a means none.
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || b.Before(a) {
-		return b
-	}
-	return a
 }
 
 // String returns the value of "action" in logs.

@@ -18,7 +18,8 @@
 //
 // Each call repeats three steps: it gathers a state from caches and own writes, decides about the next step (a pure function), and applies
 // it. It waits by watch for the next version of the LogicalVolume, of its source or of its Node, and does not poll. It does not wait for a
-// node that does not exist or is not Ready, because each waiting call occupies a worker of the caller.
+// node that does not exist or is not Ready, because each waiting call occupies a worker of the caller. Once such a creation has a result,
+// [Deps].RetryClaim has it repeated.
 //
 // A creation deletes a LogicalVolume without an LVM volume that has failed, or that is on a node that the request does not allow or that
 // does not exist. Such deletions carry the UID and the resourceVersion of the decision. A LogicalVolume with an LVM volume is deleted by

@@ -122,6 +122,7 @@ type replica struct {
 	socket   string
 	server   *grpc.Server
 	capacity *changes
+	retried  chan string // claims
 
 	informers *kube.Informers
 }
@@ -249,7 +250,7 @@ func (f *fixture) run() *replica {
 	f.t.Helper()
 	t := f.t
 	r := &replica{requests: &recorder{}, watches: &sync.Mutex{}, registry: prometheus.NewRegistry()}
-	r.capacity = &changes{seen: map[string]int{}}
+	r.capacity, r.retried = &changes{seen: map[string]int{}}, make(chan string, 100)
 	if f.gate != nil {
 		r.watches = f.gate
 	}
@@ -278,6 +279,7 @@ func (f *fixture) run() *replica {
 	informers.Retain(topolvm.RetainedFields())
 	err = r.service.Attach(t.Context(), topolvm.Deps{
 		Requests: requests, Watches: watches, Informers: informers, CapacityChanged: r.capacity.add,
+		RetryClaim: func(claim string) { r.retried <- claim },
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -179,11 +179,7 @@ func (k *call) gatherCreation(ctx context.Context, r creation) (s creationState,
 // gatherSource adds the source of an existing LogicalVolume.
 func (k *call) gatherSource(s creationState, r creation) creationState {
 	if r.sourceID != "" {
-		if found := k.c.withID(r.sourceID); len(found) > 0 {
-			s.sourceName = found[0].Name
-		} else {
-			s.sourceName, _ = k.c.deletions.name(r.sourceID)
-		}
+		s.sourceName = k.sourceName(s.lv, r.sourceID)
 	}
 	if name := s.lv.Spec.Source; name != "" && !s.lv.exists() {
 		s.source = k.volume(name)
@@ -191,6 +187,22 @@ func (k *call) gatherSource(s creationState, r creation) creationState {
 		s.sourceRead = read && versionOf(live) == versionOf(s.source)
 	}
 	return s
+}
+
+// sourceName returns the name of the LogicalVolume with the ID that a request for lv names as its source. If that is not known, it returns
+// "", or the ID if the source of lv exists: that has another ID, unless it is a later one of its name.
+func (k *call) sourceName(lv *LogicalVolume, id string) string {
+	if found := k.c.withID(id); len(found) > 0 {
+		return found[0].Name
+	}
+	if name, deleted := k.c.deletions.name(id); deleted {
+		return name
+	}
+	source, exists := k.c.lvs.Get(lv.Spec.Source)
+	if exists && !source.HasID(id) && !lv.CreationTimestamp.Before(&source.CreationTimestamp) {
+		return id
+	}
+	return ""
 }
 
 // versionOf returns the resourceVersion of lv, or "" if it is nil.

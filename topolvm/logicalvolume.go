@@ -134,13 +134,8 @@ func (lv *LogicalVolume) IsIgnored(driver string) bool {
 // ObjectName returns the name of the LogicalVolume that is created for a name in a CSI request.
 func ObjectName(requested string) string { return strings.ToLower(requested) }
 
-// requestedName returns the name in the CSI request that created lv. topolvm-controller does not record it if it has capital letters.
-func (lv *LogicalVolume) requestedName() string {
-	if name := lv.Annotations[annotationVolumeName]; name != "" {
-		return name
-	}
-	return lv.Name
-}
+// requestedName returns the name in the CSI request that created lv; "" if it is not recorded, as in those of topolvm-controller.
+func (lv *LogicalVolume) requestedName() string { return lv.Annotations[annotationVolumeName] }
 
 // Client reads and writes the LogicalVolumes of one group.
 type Client = gentype.ClientWithList[*LogicalVolume, *LogicalVolumeList]

@@ -32,7 +32,7 @@ func DriverName(useLegacy string) string {
 }
 
 const (
-	// annotationVolumeName is the name of a LogicalVolume in the CSI request, if the object has another one.
+	// annotationVolumeName is the name of a LogicalVolume in the CSI request, which may have capital letters.
 	annotationVolumeName = "storage-controller.io/volume-name"
 	// annotationClaim is NAMESPACE/NAME of the claim of a LogicalVolume, for reports.
 	annotationClaim = "storage-controller.io/claim"

@@ -38,7 +38,8 @@ func runScenarios(t *testing.T, all []scenario) {
 }
 
 func TestTopolvmScenario(t *testing.T) {
-	runScenarios(t, slices.Concat(serviceScenarios, createScenarios, deleteScenarios, expandScenarios, snapshotScenarios))
+	runScenarios(t, slices.Concat(serviceScenarios, createScenarios, deleteScenarios, expandScenarios, snapshotScenarios,
+		takeoverScenarios))
 }
 
 var createScenarios = []scenario{
@@ -232,6 +233,11 @@ var createScenarios = []scenario{
 			_, err := f.create("v", f.on("a"), f.class("thin"), c)
 			f.fails(err, codes.AlreadyExists, why, "v", f.value("a"))
 		}
+		f.created("clone", f.class("thin"), fromVolume(other.VolumeId))
+		for _, id := range []string{first.VolumeId, "none"} {
+			_, err := f.create("clone", f.class("thin"), fromVolume(id))
+			f.fails(err, codes.AlreadyExists, "source", "clone", f.value("a"))
+		}
 	}},
 	{"026_expanded_meanwhile", func(t *testing.T) {
 		f := start(t)
@@ -358,6 +364,9 @@ var createScenarios = []scenario{
 		f.created("Vol-A")
 		_, err := f.create("vol-a")
 		f.fails(err, codes.AlreadyExists, "Vol-A")
+		f.created("vol-b")
+		_, err = f.create("Vol-B")
+		f.fails(err, codes.AlreadyExists, "vol-b")
 		_, err = f.create("a_b")
 		f.fails(err, codes.InvalidArgument, "a_b")
 		_, err = f.create("")

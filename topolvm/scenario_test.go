@@ -222,18 +222,43 @@ var serviceScenarios = []scenario{
 		}
 	}},
 	{"070_node_not_ready", func(t *testing.T) { // the part of the service
-		var ahead atomic.Int64
-		f := start(t, clocked(func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }))
+		f := start(t)
 		f.nodes["a"].Stop()
 		f.nodes["a"].SetReady(t, false)
-		f.abandoned("v", f.on("a"))
-		ahead.Store(int64(2 * time.Minute))
-		var err error
-		f.until("the call does not wait", func() bool { _, err = f.create("v", f.on("a")); return status.Code(err) == codes.Aborted })
-		f.fails(err, codes.Aborted, "v", f.value("a"), "ssd", "not Ready")
-		f.nodes["a"].Run()
+		forClaim := func(name string) change {
+			return func(r *csi.CreateVolumeRequest) {
+				r.Parameters["csi.storage.k8s.io/pvc/name"], r.Parameters["csi.storage.k8s.io/pvc/namespace"] = name, "default"
+			}
+		}
+		for _, name := range []string{"v", "w", "x"} {
+			_, err := f.create(name, f.on("a"), forClaim(name))
+			f.fails(err, codes.Aborted, name, f.value("a"), "ssd", "not Ready")
+		}
+		f.sent(t, createLV, createLV, createLV)
+		select {
+		case claim := <-f.retried:
+			t.Errorf("claim %s is retried without a cause", claim)
+		default:
+		}
+		f.finalize("x")
+		f.deleteLV("x")
+		if claim := <-f.retried; claim != "default/x" {
+			t.Errorf("claim %s is retried", claim)
+		}
+		f.nodes["a"].Fail(int64(codes.ResourceExhausted))
+		f.nodes["a"].Run() // before the kubelet
+		retried := []string{<-f.retried, <-f.retried}
+		if slices.Sort(retried); !slices.Equal(retried, []string{"default/v", "default/w"}) {
+			t.Errorf("claims %q are retried", retried)
+		}
+		_, first := f.create("v", f.on("a"))
+		_, second := f.create("w", f.on("a"))
+		if got := []codes.Code{status.Code(first), status.Code(second)}; !slices.Contains(got, codes.OK) ||
+			!slices.Contains(got, codes.ResourceExhausted) {
+			t.Errorf("got %v and %v", first, second)
+		}
 		f.nodes["a"].SetReady(t, true)
-		f.until("the volume exists", func() bool { _, err := f.create("v", f.on("a")); return err == nil })
+		f.until("the volume exists", func() bool { _, err := f.create("x", f.on("a")); return err == nil })
 	}},
 	{"074_unreferenced", func(t *testing.T) { // the gauge of the service
 		var ahead atomic.Int64
@@ -506,7 +531,7 @@ var deleteScenarios = []scenario{
 }
 
 var expandScenarios = []scenario{
-	{"054_expand", func(t *testing.T) {
+	{"054_055_expand", func(t *testing.T) {
 		f := start(t)
 		for name, tt := range map[string]struct {
 			capability *csi.VolumeCapability
@@ -519,7 +544,6 @@ var expandScenarios = []scenario{
 				t.Errorf("%s: %v %v", name, response, err)
 			}
 			f.sent(t, patchLV)
-			// 055: the same call again
 			again, err := f.expand(v.VolumeId, gi+203*mi, tt.capability)
 			if err != nil || again.CapacityBytes != response.CapacityBytes || again.NodeExpansionRequired != tt.node {
 				t.Errorf("%s again: %v %v", name, again, err)

@@ -40,6 +40,10 @@ type Deps struct {
 	// CapacityChanged is called with a topology value and a device class (empty: the default class) whose available bytes have
 	// changed. It must not block. May be nil.
 	CapacityChanged func(node, class string)
+	// RetryClaim is called with the NAMESPACE/NAME of a claim whose CreateVolume did not wait, because the Node is not Ready, once a
+	// repeated call has a result: topolvm-node has created the volume, or failed, or the LogicalVolume was deleted. It must not block.
+	// May be nil.
+	RetryClaim func(claim string)
 }
 
 // RetainedFields returns the fields that the service reads, for [kube.Informers.Retain].

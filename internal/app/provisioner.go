@@ -200,5 +200,10 @@ func buildProvisioner(ctx context.Context, s *shared, config *rest.Config) (cont
 		}
 		deps.Segments = node.GetAccessibleTopology().GetSegments()
 	}
-	return provisioner.New(cfg, deps)
+	c, err := provisioner.New(cfg, deps)
+	if err != nil {
+		return nil, err
+	}
+	s.running.provisioner.Store(c)
+	return c, nil
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/workloop"
+	"github.com/storage-controller/storage-controller/provisioner"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
@@ -150,8 +151,9 @@ type shared struct {
 
 // running refers to controllers that others call. A role may be built after the others have started.
 type running struct {
-	attacher atomic.Pointer[attacher.Controller]
-	capacity atomic.Pointer[capacity.Controller]
+	attacher    atomic.Pointer[attacher.Controller]
+	capacity    atomic.Pointer[capacity.Controller]
+	provisioner atomic.Pointer[provisioner.Controller]
 }
 
 // unthrottledClient returns a client of the same role without a rate limit.

@@ -11,6 +11,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,6 +25,47 @@ const socketMode = 0o660
 
 // socketDialTimeout bounds the check whether a process accepts connections on a socket that exists.
 const socketDialTimeout = 5 * time.Second
+
+// maxConnections is the number of open connections of a socket. Each container of the pod needs one.
+const maxConnections = 64
+
+// boundedListener closes a connection that it accepts while maxConnections are open, so that they do not use up the files of the process.
+type boundedListener struct {
+	net.Listener
+	log  klog.Logger
+	open atomic.Int32
+}
+
+// Accept implements [net.Listener].
+func (l *boundedListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		open := l.open.Add(1)
+		if open == maxConnections {
+			l.log.Info("Further connections to the socket are closed. Check the other containers of the pod", "limit", maxConnections)
+		}
+		c := &boundedConn{Conn: conn, closed: sync.OnceFunc(func() { l.open.Add(-1) })}
+		if open <= maxConnections {
+			return c, nil
+		}
+		_ = c.Close()
+	}
+}
+
+// boundedConn is a connection that counts while it is open.
+type boundedConn struct {
+	net.Conn
+	closed func()
+}
+
+// Close implements [net.Conn].
+func (c *boundedConn) Close() error {
+	defer c.closed()
+	return c.Conn.Close()
+}
 
 // socket is a socket on which other containers of the pod call this process.
 type socket struct {
@@ -89,7 +132,7 @@ func checkSocket(ctx context.Context, path string) error {
 func (s *socket) serve(ctx context.Context, server *grpc.Server, grace time.Duration) error {
 	defer s.remove(ctx)
 	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(s.listener) }()
+	go func() { failed <- server.Serve(&boundedListener{Listener: s.listener, log: klog.FromContext(ctx)}) }()
 	select {
 	case err := <-failed:
 		return fmt.Errorf("serving %s: %w", s.path, err)

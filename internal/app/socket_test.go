@@ -37,8 +37,8 @@ func (s slowIdentity) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.Prob
 	}
 }
 
-// TestOpenSocket has a row for each file that may have the name of the socket.
-func TestOpenSocket(t *testing.T) {
+// TestTopolvmScenario004 has a row for each file that may have the name of the socket.
+func TestTopolvmScenario004(t *testing.T) {
 	for name, row := range map[string]struct {
 		prepare func(t *testing.T, path string)
 		want    string // error
@@ -150,6 +150,51 @@ func TestServeSocket(t *testing.T) {
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestConnectionsOfSocket: with too many connections, another one is closed, until one of them is.
+func TestConnectionsOfSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "csi.sock")
+	s, err := openSocket(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- s.serve(ctx, grpc.NewServer(), time.Minute) }()
+	connect := func() (conn net.Conn, answered bool) {
+		t.Helper()
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, _ := conn.Read(make([]byte, 1)) // the server begins with its settings
+		return conn, n > 0
+	}
+	var open []net.Conn
+	for range maxConnections {
+		conn, answered := connect()
+		if !answered {
+			t.Fatalf("connection %d was closed", len(open))
+		}
+		open = append(open, conn)
+	}
+	if conn, answered := connect(); answered {
+		t.Error("there is no limit")
+	} else {
+		conn.Close()
+	}
+	open[0].Close()
+	for answered := false; !answered; {
+		open[0], answered = connect()
+	}
+	for _, conn := range open {
+		conn.Close()
+	}
+	stop()
+	if err := <-served; err != nil {
+		t.Error(err)
 	}
 }
 

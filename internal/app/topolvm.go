@@ -279,6 +279,11 @@ func (d *ownDriver) attach(ctx context.Context, s *shared, config *rest.Config, 
 				c.SegmentChanged(map[string]string{d.service.TopologyKey(): node})
 			}
 		},
+		RetryClaim: func(claim string) {
+			if p := s.running.provisioner.Load(); p != nil {
+				p.Retry(claim)
+			}
+		},
 	})
 }
 

@@ -122,8 +122,8 @@ func permissionOf(r *http.Request) string {
 	return verb + " " + resource + "." + group
 }
 
-// snapshot creates the VolumeSnapshotContent of a volume, as the snapshot-controller does, and waits for its snapshot.
-func (p *pod) snapshot(pv *corev1.PersistentVolume) {
+// content creates the VolumeSnapshotContent of a volume, as the snapshot-controller does, and returns the client for it.
+func (p *pod) content(handle string) dynamic.ResourceInterface {
 	p.t.Helper()
 	client, err := dynamic.NewForConfig(kubetest.Get(p.t).Config())
 	if err != nil {
@@ -139,11 +139,17 @@ func (p *pod) snapshot(pv *corev1.PersistentVolume) {
 		return resource
 	}
 	create("VolumeSnapshotClass", "volumesnapshotclasses", map[string]any{"driver": topolvm.Driver, "deletionPolicy": "Delete"})
-	contents := create("VolumeSnapshotContent", "volumesnapshotcontents", map[string]any{"spec": map[string]any{
+	return create("VolumeSnapshotContent", "volumesnapshotcontents", map[string]any{"spec": map[string]any{
 		"driver": topolvm.Driver, "deletionPolicy": "Delete", "volumeSnapshotClassName": p.ns + "-snapshot",
-		"source":            map[string]any{"volumeHandle": pv.Spec.CSI.VolumeHandle},
+		"source":            map[string]any{"volumeHandle": handle},
 		"volumeSnapshotRef": map[string]any{"kind": "VolumeSnapshot", "namespace": p.ns, "name": "snapshot", "uid": p.ns},
 	}})
+}
+
+// snapshot does this, and waits for the snapshot.
+func (p *pod) snapshot(pv *corev1.PersistentVolume) {
+	p.t.Helper()
+	contents := p.content(pv.Spec.CSI.VolumeHandle)
 	kubetest.Eventually(p.t, "the snapshot is ready", func(ctx context.Context) error {
 		o, err := contents.Get(ctx, p.ns+"-snapshot", metav1.GetOptions{})
 		if err != nil {

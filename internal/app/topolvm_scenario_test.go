@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -31,6 +32,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -89,17 +91,17 @@ func startPodWith(t *testing.T, config *rest.Config, replacing bool, args ...str
 	for name, value := range map[string]string{"POD_NAME": "controller-" + p.ns, "POD_NAMESPACE": p.ns, "NAMESPACE": p.ns} {
 		t.Setenv(name, value)
 	}
-	selection, fs := Topolvm(replacing), pflag.NewFlagSet("topolvm", pflag.ContinueOnError)
-	selection.Schema().Register(fs)
+	selection, flags := Topolvm(replacing), pflag.NewFlagSet("topolvm", pflag.ContinueOnError)
+	selection.Schema().Register(flags)
 	args = append([]string{"--csi-socket=" + p.socket, "--metrics-bind-address=" + p.metrics, "--health-probe-bind-address=" + p.health,
 		"--capacity-ownerref-level=-1", "--leader-election-namespace=" + p.ns}, args...)
 	if !replacing {
 		args = append(args, "--driver-health-endpoint="+p.liveness)
 	}
-	if err := fs.Parse(args); err != nil {
+	if err := flags.Parse(args); err != nil {
 		t.Fatal(err)
 	}
-	c, err := selection.Read(fs, "v1.2.3")
+	c, err := selection.Read(flags, "v1.2.3")
 	if err == nil {
 		c = c.Enabled()
 		c.KeepMemory = true
@@ -161,6 +163,12 @@ func (p *pod) get(address, path string) (int, string) {
 func (p *pod) ready() {
 	p.t.Helper()
 	kubetest.Eventually(p.t, "the process is ready", func(context.Context) error {
+		select {
+		case err := <-p.ended:
+			p.ended <- err
+			p.t.Fatalf("the process has ended: %v", err)
+		default:
+		}
 		code, body := p.get(p.health, "/readyz?verbose")
 		if code != http.StatusOK {
 			return errors.New(body)
@@ -198,12 +206,18 @@ func (p *pod) class() string {
 // claim creates a claim with a selected node.
 func (p *pod) claim(name, class, node string) *corev1.PersistentVolumeClaim {
 	p.t.Helper()
+	return p.copy(name, class, node, nil)
+}
+
+// copy creates a claim whose volume is a copy of another.
+func (p *pod) copy(name, class, node string, source *corev1.TypedLocalObjectReference) *corev1.PersistentVolumeClaim {
+	p.t.Helper()
 	claim, err := p.client.CoreV1().PersistentVolumeClaims(p.ns).Create(p.t.Context(), &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
 			"volume.kubernetes.io/selected-node": node, "volume.kubernetes.io/storage-provisioner": topolvm.Driver,
 		}},
 		Spec: corev1.PersistentVolumeClaimSpec{
-			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, DataSource: source,
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
 		},
 	}, metav1.CreateOptions{})
@@ -258,10 +272,13 @@ func (p *pod) controller() (csi.ControllerClient, csi.IdentityClient) {
 
 // TestTopolvmScenario has the scenarios of the whole process. They run one after the other: all have the same driver.
 func TestTopolvmScenario(t *testing.T) {
-	t.Run("068_claim_to_volume_and_back", func(t *testing.T) {
+	t.Run("005_068_claim_to_volume_and_back", func(t *testing.T) {
 		p := startPod(t, false)
 		node, class := p.node("a"), p.class()
 		p.ready()
+		if file, err := os.Lstat(p.socket); err != nil || file.Mode() != fs.ModeSocket|0o660 {
+			t.Errorf("the socket is %v, %v", file, err)
+		}
 		claim := p.claim("data", class, node.Name())
 		pv := p.volumeOf(claim)
 		term := pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]
@@ -285,6 +302,17 @@ func TestTopolvmScenario(t *testing.T) {
 		if _, err := os.Lstat(p.socket); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the socket after the end: %v", err)
 		}
+	})
+	t.Run("004_socket_of_another_process", func(t *testing.T) {
+		first := startPod(t, false)
+		first.ready()
+		second := startPod(t, false, "--csi-socket="+first.socket)
+		err := <-second.ended
+		second.ended <- err
+		if err == nil || !strings.Contains(err.Error(), "another process accepts connections on "+first.socket) {
+			t.Errorf("the second process ends with %v", err)
+		}
+		first.ready()
 	})
 	t.Run("083_endpoints", func(t *testing.T) {
 		p := startPod(t, false)
@@ -334,6 +362,53 @@ func TestTopolvmScenario(t *testing.T) {
 			return nil
 		})
 		p.ready()
+	})
+	t.Run("063_snapshot_of_a_thick_volume", func(t *testing.T) {
+		p := startPod(t, false)
+		node := p.node("a")
+		p.ready()
+		controller, _ := p.controller()
+		request := volumeRequest(p.ns+"-thick", node)
+		request.Parameters = map[string]string{topolvm.Driver + "/device-class": "ssd"}
+		response, err := controller.CreateVolume(t.Context(), request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		contents := p.content(response.GetVolume().GetVolumeId())
+		kubetest.Eventually(t, "the VolumeSnapshotContent has the error", func(ctx context.Context) error {
+			o, err := contents.Get(ctx, p.ns+"-snapshot", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			message, _, _ := unstructured.NestedString(o.Object, "status", "error", "message")
+			if !strings.Contains(message, "of device class ssd: the device class is not thin") {
+				return fmt.Errorf("its status is %v", o.Object["status"])
+			}
+			_, err = p.lvs.Get(ctx, "snapshot-"+p.ns, metav1.GetOptions{})
+			return absent("LogicalVolume", err)
+		})
+	})
+	t.Run("065_clone_on_another_node", func(t *testing.T) {
+		p := startPod(t, false, "--strict-topology")
+		a, b, class := p.node("a"), p.node("b"), p.class()
+		p.ready()
+		source := p.claim("source", class, a.Name())
+		p.bind(source, p.volumeOf(source))
+		clone := p.copy("clone", class, b.Name(), &corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: source.Name})
+		kubetest.Eventually(t, "the claim has no node", func(ctx context.Context) error {
+			claim, err := p.client.CoreV1().PersistentVolumeClaims(p.ns).Get(ctx, clone.Name, metav1.GetOptions{})
+			if err == nil && claim.Annotations["volume.kubernetes.io/selected-node"] != "" {
+				err = errors.New("it has its node")
+			}
+			return err
+		})
+		p.selects(clone, a)
+		kubetest.Eventually(t, "the clone is on the node of its source", func(ctx context.Context) error {
+			return p.consistent(ctx, 2, "1Gi", a, b)
+		})
+		if n := len(a.Volumes()); n != 2 {
+			t.Errorf("the node of the source has %d LVM volumes", n)
+		}
 	})
 	t.Run("006_every_replica_answers", func(t *testing.T) {
 		first := startPod(t, false)
