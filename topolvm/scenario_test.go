@@ -305,7 +305,8 @@ var serviceScenarios = []scenario{
 		if node := <-changed; node != f.value("a") {
 			t.Errorf("a change of node %s", node)
 		}
-		if err := resources.Remove(t.Context(), *stale, func() error { return nil }); !apierrors.IsConflict(err) || f.lv("v").DeletionTimestamp != nil {
+		err = resources.Remove(t.Context(), *stale, func() error { return nil })
+		if !apierrors.IsConflict(err) || f.lv("v").DeletionTimestamp != nil {
 			t.Errorf("another version: %v", err)
 		}
 		current, err := resources.Get(t.Context(), "v")
