@@ -1,4 +1,4 @@
-# The image has the program, links with the names of the sidecars to it, CA certificates
+# The image has the program, links with the names of the sidecars and of topolvm-controller to it, CA certificates
 # and licences, but no shell and no libraries. Build it from the root of the repository:
 #
 #   docker build --build-arg VERSION="$(git describe --tags --always)" \
@@ -30,6 +30,7 @@ RUN mkdir -p /out/etc/ssl/certs \
  && ln -s storage-controller /out/csi-resizer \
  && ln -s storage-controller /out/csi-snapshotter \
  && ln -s storage-controller /out/livenessprobe \
+ && ln -s storage-controller /out/topolvm-controller \
  && find /out -exec touch --no-dereference --date=@$SOURCE_DATE_EPOCH {} +
 
 FROM scratch AS files

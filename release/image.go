@@ -101,8 +101,9 @@ func (r *release) layer(p platform) (v1.Layer, error) {
 		return nil, err
 	}
 	for _, image := range images[1:] {
-		files = append(files, file{name: image.name, mode: fs.ModeSymlink | 0o777, target: images[0].name})
+		files = append(files, link(image.name))
 	}
+	files = append(files, link(topolvmController))
 	for _, dir := range []string{"etc/", "etc/ssl/", "etc/ssl/certs/"} {
 		files = append(files, file{name: dir, mode: fs.ModeDir | 0o755})
 	}
@@ -112,6 +113,14 @@ func (r *release) layer(p platform) (v1.Layer, error) {
 	}
 	return tarlayer.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil },
 		tarlayer.WithMediaType(types.OCILayer), tarlayer.WithCompressedCaching)
+}
+
+// topolvmController is a link without an image of its own: the containers of a pod of TopoLVM run one image with several programs.
+const topolvmController = "topolvm-controller"
+
+// link returns a link to the program.
+func link(name string) file {
+	return file{name: name, mode: fs.ModeSymlink | 0o777, target: images[0].name}
 }
 
 // certificates returns Mozilla's certificate authorities in PEM, without those that it distrusts for new certificates: a

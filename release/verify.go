@@ -306,19 +306,21 @@ func verifyImage(ctx context.Context, dir, name, version string, img v1.Image) (
 	if len(config.Config.Entrypoint) != 1 || config.Config.Entrypoint[0] != "/"+name {
 		return fmt.Errorf("the entrypoint is %q", config.Config.Entrypoint)
 	}
-	entrypoint := filepath.Join(root, name)
-	if _, err := os.Stat(entrypoint); err != nil {
-		return err
-	}
-	if p.os != runtime.GOOS || p.arch != runtime.GOARCH {
-		return nil
-	}
-	out, err := exec.CommandContext(ctx, entrypoint, "--version").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%s --version: %w: %s", name, err, out)
-	}
-	if !strings.Contains(string(out), version) {
-		return fmt.Errorf("%s --version prints %q, want %s in it", name, out, version)
+	for _, name := range []string{name, topolvmController} {
+		program := filepath.Join(root, name)
+		if _, err := os.Stat(program); err != nil {
+			return err
+		}
+		if p.os != runtime.GOOS || p.arch != runtime.GOARCH {
+			continue
+		}
+		out, err := exec.CommandContext(ctx, program, "--version").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s --version: %w: %s", name, err, out)
+		}
+		if !strings.Contains(string(out), version) {
+			return fmt.Errorf("%s --version prints %q, want %s in it", name, out, version)
+		}
 	}
 	return nil
 }

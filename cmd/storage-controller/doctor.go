@@ -33,7 +33,7 @@ var ownFlags = []string{"output", "as", "namespace", "container", "print-rbac"}
 func newDoctorCommand() *cobra.Command {
 	var o doctorOptions
 	cmd := &cobra.Command{
-		Use:   "doctor [deployment/NAME|statefulset/NAME|daemonset/NAME]",
+		Use:   "doctor [deployment/NAME|statefulset/NAME|daemonset/NAME|-- COMMAND FLAGS]",
 		Short: "Check driver, permissions, Leases, objects and settings of a running process, or for \"all\"",
 		Long: `Check an installation: the driver at its socket, the permissions of each role and
 feature, the kinds that the API server serves, the Leases and their holders, sidecars
@@ -44,7 +44,8 @@ In the container, doctor uses the flags of the running process (process 1). Anyw
 else, name the workload: doctor uses the arguments, environment, configuration file
 and ServiceAccount of its container, with your kubeconfig. The driver is not called
 then; --driver-name sets its name. Flags that you set take precedence. Without a process
-or workload, doctor checks for "all" with the flags that you set.
+or workload, doctor checks for the command and flags after --, or for "all" with the flags
+that you set.
 
 --print-rbac prints the missing permissions as ClusterRoles and Roles with bindings for
 the ServiceAccount, for kubectl apply -f -.
@@ -56,8 +57,12 @@ a permission.`,
   storage-controller doctor -n kube-system deployment/my-csi-controller --driver-name=drv.example.com
   storage-controller doctor -n kube-system deployment/my-csi-controller --driver-name=drv.example.com --print-rbac
   storage-controller doctor --config=/etc/storage-controller.yaml -o json
-  storage-controller doctor --driver-name=drv.example.com --leader-election --as=kube-system/my-csi-controller`,
+  storage-controller doctor --driver-name=drv.example.com --leader-election --as=kube-system/my-csi-controller
+  storage-controller doctor --as=topolvm-system/topolvm-controller -- topolvm --use-legacy`,
 		Args: func(cmd *cobra.Command, args []string) error {
+			if isCommand(cmd, args) {
+				return nil
+			}
 			if len(args) == 1 {
 				return checkWorkload(args[0])
 			}
@@ -81,17 +86,25 @@ func (o doctorOptions) run(cmd *cobra.Command, args []string) error {
 	if err := checkOutput(o.output); err != nil {
 		return err
 	}
-	if len(args) == 0 && (o.namespace != "" || o.container != "") {
+	command := isCommand(cmd, args)
+	if (len(args) == 0 || command) && (o.namespace != "" || o.container != "") {
 		return &usageError{errors.New("--namespace, --container: require a workload, such as deployment/NAME")}
 	}
 	line, roles, fs := (*commandLine)(nil), app.All, cmd.Flags()
 	var err error
-	if len(args) == 0 {
+	switch {
+	case command:
+		adoptNamespace(o.as)
+		line, err = parseCommandLine("the command line", append([]string{programName}, args...))
+		if line == nil && err == nil {
+			err = &usageError{fmt.Errorf("%q: must be a command that runs roles", args[0])}
+		}
+	case len(args) == 1:
+		line, err = o.inspect(cmd, args[0])
+	default:
 		if line, err = containerProcess("/proc"); line == nil {
 			adoptNamespace(o.as)
 		}
-	} else {
-		line, err = o.inspect(cmd, args[0])
 	}
 	if err != nil {
 		return err
@@ -114,7 +127,7 @@ func (o doctorOptions) run(cmd *cobra.Command, args []string) error {
 			}
 		}
 		if len(args) > 0 {
-			in.CSI.Address = "" // the socket is in the pod
+			in.CSI.Address = "" // the socket is in another pod
 		}
 		report := doctor.Run(ctx, in)
 		if o.printRBAC {
@@ -125,6 +138,11 @@ func (o doctorOptions) run(cmd *cobra.Command, args []string) error {
 		}
 		return verdict(report)
 	})
+}
+
+// isCommand reports whether args are those after "--": a command and its flags.
+func isCommand(cmd *cobra.Command, args []string) bool {
+	return len(args) > 0 && cmd.ArgsLenAtDash() == 0
 }
 
 // inspect returns the command line of the container of a workload, and checks for its ServiceAccount.

@@ -27,10 +27,13 @@ import (
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
-// roleCommands are the roles of each command that a container may run.
-var roleCommands = map[string]app.Selection{
-	"all": app.All, "provision": app.Provision, "attach": app.Attach, "resize": app.Resize, "snapshot": app.Snapshot,
-	"capacity": app.Capacity, "nodecontroller": app.Nodecontroller, "topolvm": app.Topolvm(false),
+// roleCommands returns the roles of each command that a container may run with the program under a name. Those of topolvm also
+// depend on the environment.
+func roleCommands(name string) map[string]app.Selection {
+	return map[string]app.Selection{
+		"all": app.All, "provision": app.Provision, "attach": app.Attach, "resize": app.Resize, "snapshot": app.Snapshot,
+		"capacity": app.Capacity, "nodecontroller": app.Nodecontroller, "topolvm": app.Topolvm(name == topolvmController),
+	}
 }
 
 // commandLine is the command line of a process that doctor inspects.
@@ -62,7 +65,7 @@ func parseCommandLine(source string, argv []string) (*commandLine, error) {
 		return nil, nil
 	}
 	name := filepath.Base(argv[0])
-	if _, sidecar := aliases[name]; name != "storage-controller" && !sidecar {
+	if _, sidecar := aliases[name]; name != programName && !sidecar {
 		return nil, nil
 	}
 	root := newRoot(name)
@@ -70,7 +73,7 @@ func parseCommandLine(source string, argv []string) (*commandLine, error) {
 	if err != nil {
 		return nil, nil
 	}
-	roles, ok := roleCommands[cmd.Name()]
+	roles, ok := roleCommands(name)[cmd.Name()]
 	if !ok || cmd.Parent() != root {
 		return nil, nil
 	}
@@ -175,6 +178,7 @@ func checkWorkload(object string) error {
 func (w workload) commandLine(ctx context.Context, client kubernetes.Interface, name string) (*commandLine, error) {
 	var found []string
 	var line *commandLine
+	var own map[string]string // the environment of its container
 	pod := w.anyPod(ctx, client)
 	for _, c := range slices.Concat(w.pod.Spec.InitContainers, w.pod.Spec.Containers) {
 		if name != "" && c.Name != name {
@@ -183,6 +187,7 @@ func (w workload) commandLine(ctx context.Context, client kubernetes.Interface, 
 		env := w.environment(pod, c)
 		source := fmt.Sprintf("container %s of %s/%s in namespace %s", c.Name, w.kind, w.name, w.namespace)
 		argv := containerCommand(c, env, name != "")
+		adoptEnvironment(env) // for the defaults of the flags
 		l, err := parseCommandLine(source, argv)
 		if err != nil {
 			return nil, err
@@ -194,10 +199,8 @@ func (w workload) commandLine(ctx context.Context, client kubernetes.Interface, 
 		if len(found) > 1 {
 			continue
 		}
-		line = l
+		line, own = l, env
 		line.unread = unread(c, env, argv)
-		env["POD_NAMESPACE"] = cmp.Or(env["POD_NAMESPACE"], w.namespace) // arguments do not expand to it
-		adoptEnvironment(env)
 		if err := w.copyConfig(ctx, client, c, l); err != nil {
 			return nil, err
 		}
@@ -209,6 +212,8 @@ func (w workload) commandLine(ctx context.Context, client kubernetes.Interface, 
 	case len(found) > 1:
 		return nil, &usageError{fmt.Errorf("--container: must be one of %s, which run roles", strings.Join(found, ", "))}
 	}
+	own["POD_NAMESPACE"] = cmp.Or(own["POD_NAMESPACE"], w.namespace) // arguments do not expand to it
+	adoptEnvironment(own)
 	return line, nil
 }
 
@@ -226,8 +231,8 @@ func containerCommand(c corev1.Container, env map[string]string, named bool) []s
 			entrypoint, _, _ = strings.Cut(entrypoint, "@")
 		}
 		if len(c.Args) > 0 {
-			if _, ok := roleCommands[c.Args[0]]; ok {
-				entrypoint = "storage-controller"
+			if _, ok := roleCommands(programName)[c.Args[0]]; ok {
+				entrypoint = programName
 			}
 		}
 		argv = append([]string{entrypoint}, argv...)
@@ -285,7 +290,7 @@ func unread(c corev1.Container, env map[string]string, argv []string) []string {
 }
 
 // podVariables are the variables without the prefix of options that roles read.
-var podVariables = []string{"POD_NAME", "POD_NAMESPACE", "NAMESPACE", "NODE_NAME"}
+var podVariables = []string{"POD_NAME", "POD_NAMESPACE", "NAMESPACE", "NODE_NAME", app.LegacyVariable}
 
 // ofRoles reports whether roles read the variable called name.
 func ofRoles(name string) bool {

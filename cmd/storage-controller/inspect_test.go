@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -20,8 +21,10 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 )
@@ -73,6 +76,49 @@ func TestContainerProcess(t *testing.T) {
 				t.Errorf("%s: a flag that the process does not have: %v", name, err)
 			}
 		}
+	}
+}
+
+// TestTopolvmOfAWorkload: the driver follows from the environment of the container and the roles from the name of its program, whatever
+// the environment of doctor has.
+func TestTopolvmOfAWorkload(t *testing.T) {
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		own, env string // values of USE_LEGACY
+		command  []string
+		want     string
+	}{
+		"legacy":      {"", "false", []string{"/storage-controller", "topolvm"}, "topolvm.cybozu.com, 5 roles"},
+		"not legacy":  {"1", "", []string{"/storage-controller", "topolvm"}, "topolvm.io, 5 roles"},
+		"link":        {"1", "", []string{"/topolvm-controller"}, "topolvm.io, 1 roles"},
+		"legacy link": {"", "1", []string{"/topolvm-controller"}, "topolvm.cybozu.com, 1 roles"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, variable := range podVariables {
+				t.Setenv(variable, "") // restored at the end
+			}
+			t.Setenv("USE_LEGACY", tt.own)
+			w := workload{kind: "deployment", namespace: "ns", name: "topolvm-controller", pod: corev1.PodTemplateSpec{
+				Spec: corev1.PodSpec{Containers: []corev1.Container{
+					{Name: "controller", Command: tt.command, Env: []corev1.EnvVar{{Name: "USE_LEGACY", Value: tt.env}}},
+					{Name: "other", Command: []string{"/other"}, Env: []corev1.EnvVar{{Name: "USE_LEGACY", Value: tt.own}}},
+				}}}}
+			line, err := w.commandLine(t.Context(), client, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := line.roles.Read(line.flags, "test")
+			if err != nil {
+				t.Fatal(err)
+			}
+			plan := c.Plan(csiclient.Driver{}, false)
+			if got := fmt.Sprintf("%s, %d roles", c.DriverName(), len(plan.Roles)); got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
 	}
 }
 
@@ -192,6 +238,7 @@ func TestDoctorOfAWorkload(t *testing.T) {
 		"must be deployment/NAME":           {exitUsage, []string{"pod/x"}},
 		"must be a ServiceAccount, is jane": {exitUsage, []string{"--driver-name=a.b", "--as=jane", "--print-rbac"}},
 		"require a workload":                {exitUsage, []string{"-n", ns}},
+		"must be a command that runs roles": {exitUsage, []string{"--", "explain"}},
 		"could not be checked: rbac attacher": {exitFailure, []string{"--kubeconfig=" + forbidden, "--controllers=attacher",
 			"--driver-name=a.b", "--as=" + ns + "/csi", "--print-rbac"}},
 	} {

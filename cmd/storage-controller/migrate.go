@@ -75,7 +75,7 @@ setting --image, adding permissions, or migrating a sidecar that was kept.`,
 			if err != nil {
 				return err
 			}
-			o.Tables = flagTables(newRoot("storage-controller"))
+			o.Tables = flagTables(newRoot(programName))
 			return migrateManifest(cmd, f, manifest, o)
 		},
 	}
@@ -177,8 +177,9 @@ func flagTables(root *cobra.Command) migrate.Tables {
 		Accept:   acceptable,
 		Grants:   grantsOf,
 	}
+	roles := roleCommands(programName)
 	for _, cmd := range root.Commands() {
-		if _, ok := roleCommands[cmd.Name()]; !ok {
+		if _, ok := roles[cmd.Name()]; !ok {
 			continue
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -225,7 +226,7 @@ func configOf(args []string) (app.Config, error) {
 	if err != nil {
 		return app.Config{}, err
 	}
-	c, err := roleCommands[cmd.Name()].Read(cmd.Flags(), buildVersion())
+	c, err := roleCommands(programName)[cmd.Name()].Read(cmd.Flags(), buildVersion())
 	return c.Enabled(), err
 }
 
@@ -258,8 +259,8 @@ func grantsOf(args []string, d migrate.Driver) []migrate.Grant {
 
 // parse returns the command of args after it has parsed its flags and checked its arguments.
 func parse(args []string) (*cobra.Command, error) {
-	root := newRoot("storage-controller")
-	cmd, rest, err := root.Find(arguments(root, "storage-controller", args))
+	root := newRoot(programName)
+	cmd, rest, err := root.Find(arguments(root, programName, args))
 	if err != nil {
 		return nil, err
 	}

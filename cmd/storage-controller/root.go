@@ -18,6 +18,9 @@ import (
 	"github.com/storage-controller/storage-controller/internal/settings"
 )
 
+// programName is the name under which the program runs no subcommand of its own accord.
+const programName = "storage-controller"
+
 // topolvmController is the name of the program that the command topolvm replaces.
 const topolvmController = "topolvm-controller"
 
@@ -39,7 +42,7 @@ var aliases = map[string]string{
 
 func newRoot(name string) *cobra.Command {
 	root := &cobra.Command{
-		Use:   "storage-controller",
+		Use:   programName,
 		Short: "Run the controller-side sidecars of a CSI driver in one process",
 		Long: `Runs the controller-side sidecars of a CSI driver in one process: provisions and
 deletes volumes, attaches and detaches them, expands and modifies them, creates snapshots,
@@ -67,7 +70,7 @@ file over the default.`,
 		},
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return &usageError{withHint(err)}
+		return &usageError{withHint(cmd.Name(), err)}
 	})
 	root.AddCommand(
 		newRoleCommand("provision", name, "Provision and delete volumes (replaces csi-provisioner)", app.Provision),
@@ -91,8 +94,8 @@ file over the default.`,
 	return root
 }
 
-// withHint adds a hint to the error about a flag that was removed, or is one of topolvm-controller.
-func withHint(err error) error {
+// withHint adds a hint to the error about a flag that command does not have: it was removed, or is one of another program.
+func withHint(command string, err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) {
 		return err
@@ -106,6 +109,8 @@ func withHint(err error) error {
 		return fmt.Errorf("flag --%s was removed: %s", name, instead)
 	}
 	switch {
+	case command == "topolvm" && (name == "csi-address" || name == "exit-on-connection-loss"):
+		return fmt.Errorf("%w: this command serves the driver itself, at --csi-socket. Remove the flag", err)
 	case strings.HasPrefix(name, "minimum-allocation-"):
 		return fmt.Errorf("%w: it is a flag of the driver, and of the command topolvm. Set it there", err)
 	case strings.HasPrefix(name, "zap-"):

@@ -72,7 +72,7 @@ func TestWrongValues(t *testing.T) {
 	}
 	for words, cmd := range commandTree(t) {
 		first, _, _ := strings.Cut(words, " ")
-		_, role := roleCommands[first]
+		_, role := roleCommands(programName)[first]
 		if !role && !slices.Contains([]string{"config validate", "livenessprobe", "audit"}, words) {
 			continue
 		}

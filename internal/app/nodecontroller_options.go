@@ -13,8 +13,7 @@ import (
 // nodecontrollerCommonOptions are flags of topolvm-controller that concern the whole process.
 var nodecontrollerCommonOptions = []settings.Option{
 	{Name: "csi-socket", Default: "",
-		Usage: "alias of --csi-address: the socket of the driver, which this program calls; only one of them may be set. " +
-			"The command topolvm serves the driver there"},
+		Usage: "alias of --csi-address: the socket of the driver, which this program calls; only one of them may be set"},
 	{Name: "metrics-bind-address", Default: "", Usage: `alias of --http-endpoint; "0" or empty means none`},
 	{Name: "secure-metrics-server", Default: false,
 		Usage: "serve metrics, debug endpoints and profiles of --http-endpoint over HTTPS with a self-signed certificate, " +

@@ -228,6 +228,9 @@ func (c Selection) Schema() settings.Schema {
 		schema.Sections = append(schema.Sections, section)
 	}
 	schema.Sections = append(schema.Sections, topolvmSection(!c.service))
+	if c.service {
+		schema.Common, schema.Shared = servingOptions(schema.Common, schema.Shared)
+	}
 	c.setDefaults("", schema.Common)
 	for _, section := range schema.Sections {
 		c.setDefaults(section.Name+".", section.Options)

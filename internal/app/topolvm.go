@@ -28,8 +28,8 @@ import (
 
 const topolvmName = "topolvm"
 
-// legacyVariable selects the first name of the driver with any value, as in topolvm-controller.
-const legacyVariable = "USE_LEGACY"
+// LegacyVariable is the environment variable that selects the first name of the driver with any value, as in topolvm-controller.
+const LegacyVariable = "USE_LEGACY"
 
 // Topolvm returns the roles of the controller pod of TopoLVM, with its CSI service. replacing reports that the program runs under the
 // name topolvm-controller: the sidecars of the pod call the service, and the flags have the defaults of topolvm-controller.
@@ -40,7 +40,7 @@ func Topolvm(replacing bool) Selection {
 		"provisioner.provisioning-protection": "always", "provisioner.extra-create-metadata": true, "provisioner.strict-topology": false,
 		"capacity.capacity-ownerref-level": 2, "nodecontroller.resize-nudge": true,
 	}
-	if os.Getenv(legacyVariable) != "" {
+	if os.Getenv(LegacyVariable) != "" {
 		defaults["topolvm.use-legacy"] = true
 	}
 	if replacing {
@@ -75,7 +75,7 @@ type serviceConfig struct {
 // topolvmSection returns the options of the CSI service of TopoLVM. unused reports that the command does not serve it.
 func topolvmSection(unused bool) settings.Section {
 	options := []settings.Option{{Name: "use-legacy", Default: false,
-		Usage: "serve the driver topolvm.cybozu.com, as with a value of the environment variable " + legacyVariable}}
+		Usage: "serve the driver topolvm.cybozu.com, as with a value of the environment variable " + LegacyVariable}}
 	for _, minimum := range []struct{ name, size, of string }{
 		{"block", "8Mi", "block volumes"}, {"ext4", "32Mi", "volumes with ext4"}, {"xfs", "300Mi", "volumes with xfs"},
 		{"btrfs", "200Mi", "volumes with btrfs"},
@@ -92,6 +92,21 @@ func topolvmSection(unused bool) settings.Section {
 	}...)
 	return settings.Section{Name: topolvmName, Options: options, Unused: unused,
 		Config: func() any { return &serviceConfig{Served: !unused} }}
+}
+
+// servingOptions returns the options of a process that serves the driver, and those that it ignores in a configuration file.
+func servingOptions(common, shared []settings.Option) (own, ignored []settings.Option) {
+	for _, o := range common {
+		switch o.Name {
+		case "csi-address", "exit-on-connection-loss": // of a connection to the driver
+			shared = append(shared, o)
+			continue
+		case "csi-socket":
+			o.Usage = "socket on which the CSI driver is served: an absolute path or unix://PATH"
+		}
+		own = append(own, o)
+	}
+	return own, shared
 }
 
 // driver returns the name of the driver that this process serves, "" for none.
@@ -167,11 +182,6 @@ func (c Config) validateService() error {
 	cfg := settings.Of[serviceConfig](c.Settings, topolvmName)
 	_, err := cfg.minimum()
 	errs := []error{err}
-	for _, name := range []string{"csi-address", "exit-on-connection-loss"} {
-		if c.Origin(name) != "" {
-			errs = append(errs, fmt.Errorf("--%s: this command serves the driver itself, at --csi-socket. Remove the flag", name))
-		}
-	}
 	if name := c.DriverName(); name != cfg.driver() {
 		errs = append(errs, fmt.Errorf("--driver-name: is %q, but this command serves the driver %q. Remove the flag, or set --use-legacy",
 			name, cfg.driver()))

@@ -24,8 +24,8 @@ func scenarioExcluded(t *testing.T) {
 	f := setup(t, nil)
 	own, out := kubetest.Namespace(t, f.cp), kubetest.Namespace(t, f.cp)
 	config := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: f.ns}}
-	for _, component := range []string{"webhooks", "webhooks-enforce"} {
-		text, err := os.ReadFile("../../deploy/components/" + component + "/webhook.yaml")
+	for _, name := range []string{"webhooks", "webhooks-enforce"} {
+		text, err := os.ReadFile("../../deploy/helm/storage-controller/files/" + name + ".yaml")
 		f.must(err)
 		for doc := range strings.SplitSeq(strings.ReplaceAll(string(text), `"csi-example"`, fmt.Sprintf("%q", own)), "\n---\n") {
 			if strings.Contains(doc, "\nkind: MutatingWebhookConfiguration\n") {

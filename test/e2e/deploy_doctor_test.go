@@ -37,6 +37,7 @@ func TestHelmTest(t *testing.T) {
 		"per role": {values: "mode: per-role\nprovisioner: {snapshots: false, topology: false}\ncapacity: {enabled: false}\n" +
 			"snapshotter: {enabled: false}"},
 		"node":           {values: "mode: node\nextraArgs: [--csi-address=/run/csi/x.sock]"},
+		"topolvm":        {modeTopolvm + "useLegacy: true", "runs topolvm"},
 		"node cleanup":   {values: "nodecontroller: {enabled: true, nodeCleanup: volumes, nodeFinalizerMode: manage}"},
 		"secure metrics": {values: "metrics: {secure: true}"},
 		"file":           {"config: {otlp-sampling-ratio: 0.5}", "otlp-sampling-ratio (file) has no effect"},
@@ -47,6 +48,9 @@ func TestHelmTest(t *testing.T) {
 			t.Parallel()
 			e := newEnv(t, csitest.Config{}, 1)
 			kubetest.InstallCRDs(t, e.cp)
+			if strings.HasPrefix(test.values, modeTopolvm) {
+				topolvmtest.Install(t, e.client, topolvm.LegacyDriver)
+			}
 			objects := charted(t, test.values)
 			pod := testPod(t, objects)
 			for _, o := range objects {

@@ -290,8 +290,6 @@ const modeTopolvm = "mode: topolvm\ndriver: {name: '', image: {repository: ''}}\
 var withComponent = map[string]string{
 	"nodecontroller of per-role": "mode: per-role\nnodecontroller: {enabled: true}",
 	"webhooks of all-in-one":     "nodecontroller: {enabled: true, nodeCleanup: \"off\", webhooks: {enabled: true}}",
-	"webhooks-enforce of all-in-one": "nodecontroller: {enabled: true, nodeCleanup: \"off\", pvcFinalizerMode: enforce, " +
-		"webhooks: {enabled: true}}",
 }
 
 // TestChartAndOverlaysAreTheSame checks that Helm and kustomize install the same objects.
@@ -408,9 +406,7 @@ func TestChartHasTheFiles(t *testing.T) {
 	for _, name := range []string{"prometheus-rule.yaml", "pod-monitor.yaml"} {
 		want[name] = "../../deploy/monitoring/" + name
 	}
-	for _, name := range []string{"webhooks", "webhooks-enforce"} {
-		want[name+".yaml"] = "../../deploy/components/" + name + "/webhook.yaml"
-	}
+	want["webhooks.yaml"] = "../../deploy/components/webhooks/webhook.yaml"
 	want["admission-policy.yaml"] = "../../deploy/admission-policy/policy.yaml"
 	for name, file := range want {
 		text, err := os.ReadFile(file)
@@ -490,6 +486,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		modeTopolvm + "provisioner: {enabled: false}":                      "provisioner.enabled: mode topolvm runs this role",
 		"mode: topolvm":                                                    "driver.name: mode topolvm serves topolvm.io",
 		"useLegacy: true":                                                  "useLegacy: only with mode topolvm",
+		"nodecontroller: {enabled: true, pvcFinalizerMode: enforce}":       "pvcFinalizerMode: enforce is for mode topolvm only",
 		"extraArgs: [--profile=topolvm]":                                   "unknown flag",
 		"extraArgs: [--resize-nudge]":                                      "set nodecontroller.resizeNudge",
 		"extraArgs: [--enable-webhooks]":                                   "set nodecontroller.webhooks.enabled",
@@ -584,9 +581,9 @@ func TestChartConfiguration(t *testing.T) {
 		`config: {timeout: 5s}
 attacher: {enabled: false}
 provisioner: {crossNamespace: true}
-nodecontroller: {enabled: true, nodeCleanup: volumes, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: "on"}}`: {
+nodecontroller: {enabled: true, nodeCleanup: volumes, pvcFinalizerMode: strip, webhooks: {enabled: true, name: "on"}}`: {
 			"- -attacher\n", "CrossNamespaceVolumeDataSource: true", "node-cleanup: volumes", "enable-webhooks: true",
-			"cert-dir: /certs", "pvc-finalizer-mode: enforce"},
+			"cert-dir: /certs", "pvc-finalizer-mode: strip"},
 	} {
 		objects := charted(t, values)
 		i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == "ConfigMap" })
@@ -911,7 +908,7 @@ commonLabels: {team: storage}
 image: {pullPolicy: Always}
 secrets: {cluster: true}
 provisioner: {crossNamespace: true}
-nodecontroller: {enabled: true, nodeFinalizerMode: manage, nodeCleanup: volumes, pvcFinalizerMode: enforce, nodeDeleteGrace: 1m,
+nodecontroller: {enabled: true, nodeFinalizerMode: manage, nodeCleanup: volumes, pvcFinalizerMode: strip, nodeDeleteGrace: 1m,
   resizeNudge: true, webhooks: {enabled: true}}
 priorityAndFairness: {enabled: true}
 extraArgs: [-v=2]
@@ -947,8 +944,8 @@ admissionPolicy: {enabled: true}
 serviceAccount: {name: second-account}`),
 		"chart, webhooks of another": charted(t, `fullnameOverride: second
 driver: {name: Other.example.com}
-nodecontroller: {enabled: true, pvcFinalizerMode: enforce, webhooks: {enabled: true, name: second, caBundle: YQ==, clientCA: /etc/clients/ca.crt, failurePolicy: Fail, namespaces: [default], configurationAnnotations: {a: b}}}`),
-		"all-in-one with a file and webhooks": withComponents(t, "configuration-file", "components/webhooks-enforce"),
+nodecontroller: {enabled: true, webhooks: {enabled: true, name: second, caBundle: YQ==, clientCA: /etc/clients/ca.crt, failurePolicy: Fail, namespaces: [default], configurationAnnotations: {a: b}}}`),
+		"all-in-one with a file and webhooks": withComponents(t, "configuration-file", "components/webhooks"),
 		"chart, more than the driver":         charted(t, fileOfPage(t, "install.md", "more-values.yaml")),
 		"chart, node on the host's network": charted(t, "mode: node\nhostNetwork: true\nhttpPort: 9080\nkubeletDir: /var/lib/k0s/kubelet\n"+
 			"networkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {}}]}"),

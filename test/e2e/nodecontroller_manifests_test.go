@@ -167,10 +167,10 @@ func noteRules(granted map[string]string, namespace string, rules []rbacv1.Polic
 	}
 }
 
-// webhookConfiguration is that of a component of deploy.
-func webhookConfiguration(t *testing.T, component string) *admissionv1.MutatingWebhookConfiguration {
+// webhookConfiguration is that of a file of the chart.
+func webhookConfiguration(t *testing.T, file string) *admissionv1.MutatingWebhookConfiguration {
 	t.Helper()
-	for _, doc := range manifests(t, "components/"+component+"/webhook.yaml")[component] {
+	for _, doc := range manifests(t, "helm/storage-controller/files/"+file)[file] {
 		if strings.Contains(doc, "kind: MutatingWebhookConfiguration") {
 			var c admissionv1.MutatingWebhookConfiguration
 			if err := yaml.UnmarshalStrict([]byte(doc), &c); err != nil {
@@ -179,14 +179,14 @@ func webhookConfiguration(t *testing.T, component string) *admissionv1.MutatingW
 			return &c
 		}
 	}
-	t.Fatalf("%s has no configuration", component)
+	t.Fatalf("%s has no configuration", file)
 	return nil
 }
 
-// webhookConfigurationToEnforce is that of components/webhooks-enforce, which adds a webhook to that of components/webhooks.
+// webhookConfigurationToEnforce is that of the chart with pvcFinalizerMode enforce, which adds a webhook.
 func webhookConfigurationToEnforce(t *testing.T) *admissionv1.MutatingWebhookConfiguration {
 	t.Helper()
-	c, added := webhookConfiguration(t, "webhooks"), webhookConfiguration(t, "webhooks-enforce")
+	c, added := webhookConfiguration(t, "webhooks.yaml"), webhookConfiguration(t, "webhooks-enforce.yaml")
 	if len(c.Webhooks) != 1 || len(added.Webhooks) != 1 || c.Name != added.Name {
 		t.Fatalf("%d webhooks in %s, %d in %s", len(c.Webhooks), c.Name, len(added.Webhooks), added.Name)
 	}

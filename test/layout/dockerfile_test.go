@@ -143,6 +143,7 @@ func TestImage(t *testing.T) {
 	for name, text := range map[string]string{
 		"storage-controller": "Available Commands:", "csi-provisioner": "--volume-name-prefix", "csi-attacher": "--reconcile-sync",
 		"csi-resizer": "--handle-volume-inuse-error", "csi-snapshotter": "--snapshot-name-prefix", "livenessprobe": "--health-port",
+		"topolvm-controller": "--minimum-allocation-xfs",
 	} {
 		help, err := exec.Command(filepath.Join(out, name), "--help").CombinedOutput()
 		if err != nil || !strings.Contains(string(help), text) {

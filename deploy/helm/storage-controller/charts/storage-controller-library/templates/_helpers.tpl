@@ -329,6 +329,7 @@ true
 {{- $node := eq $v.mode "node" }}
 {{- $topolvm := eq $v.mode "topolvm" }}
 {{- if and $topolvm $v.driver.name }}{{ fail "driver.name: mode topolvm serves topolvm.io, or topolvm.cybozu.com with useLegacy; remove it" }}{{ end }}
+{{- if and (eq $v.nodecontroller.pvcFinalizerMode "enforce") (not $topolvm) }}{{ fail "nodecontroller.pvcFinalizerMode: enforce is for mode topolvm only" }}{{ end }}
 {{- if and $v.useLegacy (not $topolvm) }}{{ fail "useLegacy: only with mode topolvm" }}{{ end }}
 {{- if $topolvm }}
 {{- range $role := list "provisioner" "resizer" }}{{ if not (index $v $role).enabled }}{{ fail (printf "%s.enabled: mode topolvm runs this role" $role) }}{{ end }}{{ end }}
