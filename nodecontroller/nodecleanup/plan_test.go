@@ -108,6 +108,8 @@ func TestNextRecord(t *testing.T) {
 			&LostNode{Node: "h", UID: "u", Held: HeldByBreaker, OptedOut: true}},
 		{"unclear, by the cache", host{Presence: unclear}, &approved, func(w *world) { w.Fresh = false }, &approved},
 		{"unclear, and unknown", host{Presence: unclear}, nil, nil, nil},
+		{"unclear, and approved while a Node that may be it exists", host{Presence: unclear, Nodes: []*corev1.Node{leavingNode("u")}},
+			with(approved, func(r *LostNode) { r.Since = time.Time{} }), nil, &LostNode{Node: "h", UID: "u"}},
 		{"unclear, and its Node had opted out", host{Presence: unclear, Last: &departed{Name: "h", UID: "u", OptedOut: true}}, nil, nil,
 			&LostNode{Node: "h", UID: "u", OptedOut: true}},
 		{"being deleted", host{Presence: deleting, Leaving: []*corev1.Node{leavingNode("u")}}, nil, func(w *world) { w.Fresh = false },
