@@ -323,10 +323,6 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 	l, fresh, failed := t.listed, false, maps.Clone(t.tried)
 	maps.DeleteFunc(failed, func(_ types.UID, a attempt) bool { return !a.Until.IsZero() })
 	for {
-		if fresh && time.Since(l.at) >= listAge {
-			err = fmt.Errorf("listing Nodes, CSINodes and PersistentVolumes took more than %v", listAge)
-			break
-		}
 		o := t.objects(l, fresh)
 		for uid, a := range failed { // the plan has their reasons, however long the pass took
 			a.Until = o.Now.Add(a.delay)
@@ -359,12 +355,13 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 	return r, err
 }
 
-// objects returns what the caches have, and what lists have. fresh: the list of Nodes is of this pass.
+// objects returns what the caches have, and what lists have. fresh: the list of Nodes is of this pass. It counts however long it took:
+// rule absence permits nothing by a list of another minute.
 func (t *term) objects(l listed, fresh bool) objects {
 	now := time.Now()
 	o := objects{Now: now, Fresh: fresh, VolumesListed: l.volumesListed, Volumes: t.volumes.List(), Departed: t.departures.since(now)}
 	cached := t.nodes.List()
-	if now.Sub(l.at) < listAge {
+	if fresh || now.Sub(l.at) < listAge {
 		o.Listed = l.at
 		l.nodes, l.csiNodes = t.departures.without(l)
 	} else {

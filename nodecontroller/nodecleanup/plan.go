@@ -210,6 +210,8 @@ func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode,
 		r = r.deleting(s, h)
 	case h.Presence == missing:
 		r = r.missing(h.Last)
+	case slices.ContainsFunc(h.Leaving, func(node *corev1.Node) bool { return s.optOut("Node", node) != "" }): // it waits for its record
+		r = r.deleting(s, h).interrupted()
 	case !r.Since.IsZero() || len(h.Nodes) > 0:
 		r = r.interrupted()
 	case !known && h.Last != nil && h.Last.OptedOut && len(h.Nodes) == 0: // its CSINode is left
@@ -225,7 +227,7 @@ func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode,
 		return before, known
 	}
 	// An opt-out must outlive the process also if the volumes of the host are not known without a topology key.
-	optedOut := r.OptedOut && (h.Presence == deleting || h.Mentioned || w.KeyProblem != "")
+	optedOut := r.OptedOut && (len(h.Leaving) > 0 || h.Mentioned || w.KeyProblem != "")
 	ended := len(h.Items) == 0 && !h.Mentioned && !optedOut && !w.Now.Before(r.Acted.Add(s.NodeCleanupWindow))
 	confirmed := w.Fresh && (w.VolumesListed || r.Held == "" && !r.OptedOut)
 	switch {

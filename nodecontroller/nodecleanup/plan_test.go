@@ -110,6 +110,8 @@ func TestNextRecord(t *testing.T) {
 		{"unclear, and unknown", host{Presence: unclear}, nil, nil, nil},
 		{"unclear, and approved while a Node that may be it exists", host{Presence: unclear, Nodes: []*corev1.Node{leavingNode("u")}},
 			with(approved, func(r *LostNode) { r.Since = time.Time{} }), nil, &LostNode{Node: "h", UID: "u"}},
+		{"unclear, and its Node is being deleted and opts out", host{Presence: unclear, Leaving: []*corev1.Node{opts},
+			Nodes: []*corev1.Node{opts}, Items: []*item{}}, nil, nil, &LostNode{Node: "h", UID: "u", OptedOut: true}},
 		{"unclear, and its Node had opted out", host{Presence: unclear, Last: &departed{Name: "h", UID: "u", OptedOut: true}}, nil, nil,
 			&LostNode{Node: "h", UID: "u", OptedOut: true}},
 		{"being deleted", host{Presence: deleting, Leaving: []*corev1.Node{leavingNode("u")}}, nil, func(w *world) { w.Fresh = false },

@@ -342,6 +342,16 @@ func TestNodesUnheardOf(t *testing.T) {
 	}
 }
 
+// TestSlowLists: lists that took longer than a minute have the Nodes that they have.
+func TestSlowLists(t *testing.T) {
+	f := scenario(t, nil)
+	slow := listed{at: time.Now().Add(-2 * listAge), nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n"}}}}
+	term := term{Controller: f.prepare(f.user).c}
+	if o := term.objects(slow, true); o.Nodes["n"] == nil || !o.Listed.Equal(slow.at) {
+		t.Errorf("got %+v", o)
+	}
+}
+
 // TestNoCheckForLong: a node returned and was lost again while no process checked. The grace starts again.
 func TestNoCheckForLong(t *testing.T) {
 	const grace = 4 * shortGrace

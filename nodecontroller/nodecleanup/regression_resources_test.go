@@ -77,6 +77,7 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 		f.deleteNode("n")
 		f.stays(3*shortGrace, pv, pvc)
 		resources.kept("lv")
+		f.metric(0, breakerOpen)
 	})
 	for name, change := range map[string]func(pv *corev1.PersistentVolume){
 		"that_are_not_cached": retained,

@@ -64,7 +64,7 @@ type Resource struct {
 // objects are what a pass reads, from caches and lists. Nothing of it is modified.
 type objects struct {
 	Now           time.Time
-	Listed        time.Time // when the lists of Nodes and CSINodes in it began; zero: it has none, or older ones than a minute
+	Listed        time.Time // when the lists of Nodes and CSINodes in it began; zero: it has none
 	Fresh         bool      // the lists are of this pass: they alone have decided about Nodes and CSINodes
 	VolumesListed bool      // Volumes has a list of this pass
 	Nodes         map[string]*corev1.Node
