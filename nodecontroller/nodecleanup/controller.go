@@ -20,10 +20,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	expiring "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
@@ -69,8 +71,8 @@ type Resources interface {
 	// Remove marks r for the node agent of the driver, removes the finalizer of the driver, and deletes r, if it still has the
 	// UID and the resourceVersion of r. It writes only after permitted has returned nil.
 	Remove(ctx context.Context, r Resource, permitted func() error) error
-	// OnChange registers a function that is called with the name of the node of each one in the cache, and of each changed one.
-	// Nothing is cleaned up before the registration is synced.
+	// OnChange registers a function that is called with the node of each one in the cache, and of each changed one. Nothing is
+	// cleaned up before the registration is synced.
 	OnChange(changed func(node string)) (kube.Registration, error)
 }
 
@@ -83,6 +85,7 @@ type Controller struct {
 	departures departures
 	losses     atomic.Int64 // of Nodes and CSINodes: deletions, and requests for them
 	registered kube.Registrations
+	resources  cache.DoneChecker                     // done when Resources are cached; nil: there are none
 	seen       atomic.Pointer[seen]                  // by the last pass; nil without the Lease
 	version    atomic.Value                          // resourceVersion of the ConfigMap, as this process last read or wrote it
 	queue      atomic.Pointer[workloop.Loop[string]] // nil without the Lease
@@ -126,7 +129,9 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		attachments, pods := optional.Attachments(), optional.Pods()
 		c.attachments, c.pods = &attachments, &pods
 	}
-	if cfg.mode() != ModeOff {
+	if cfg.mode() == ModeOff {
+		c.deps.Resources = nil
+	} else {
 		configMap := optional.ConfigMap(deps.Namespace, ConfigMapName(deps.Driver))
 		c.configMap = &configMap
 	}
@@ -205,6 +210,13 @@ func (c *Controller) Run(ctx context.Context) error {
 	// A node that is missing only in an incomplete cache would count as lost.
 	if err := c.registered.Wait(ctx, "nodecontroller caches"); err != nil {
 		return err
+	}
+	if c.deps.Resources != nil {
+		wait, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+		if !cache.WaitFor(klog.NewContext(wait, klog.FromContext(ctx).V(2)), "custom resources", c.resources) {
+			klog.FromContext(ctx).Info("Nothing is cleaned up before this is over", "reason", resourcesUnknown)
+		}
+		cancel()
 	}
 	hostname, _ := os.Hostname()
 	t := &term{Controller: c, end: end, holder: hostname + "_" + string(uuid.NewUUID()), records: parseRecords(nil), tried: attempts{}}
@@ -359,7 +371,8 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 // rule absence permits nothing by a list of another minute.
 func (t *term) objects(l listed, fresh bool) objects {
 	now := time.Now()
-	o := objects{Now: now, Fresh: fresh, VolumesListed: l.volumesListed, Volumes: t.volumes.List(), Departed: t.departures.since(now)}
+	o := objects{Now: now, Fresh: fresh, VolumesListed: l.volumesListed, Volumes: t.volumes.List()}
+	o.Departed, o.Incomplete = t.departures.since(now)
 	cached := t.nodes.List()
 	if fresh || now.Sub(l.at) < listAge {
 		o.Listed = l.at
@@ -375,6 +388,11 @@ func (t *term) objects(l listed, fresh bool) objects {
 		o.Volumes = l.volumes
 	}
 	if t.deps.Resources != nil {
+		select {
+		case <-t.resources.Done():
+		default:
+			o.Incomplete = resourcesUnknown
+		}
 		o.Resources = t.deps.Resources.List()
 	}
 	return o
@@ -416,9 +434,14 @@ func (t *term) writeRecords(ctx context.Context, r round) (version string, err e
 	return cm.ResourceVersion, nil
 }
 
+// maxProblems bounds the problems of a plan, most of which have an event.
+const maxProblems = 100
+
 // publish adds the problems of this pass to its plan, and publishes the plan with its events.
 func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 	p := &r.plan
+	planned := p.Problems
+	p.Problems = nil
 	for _, err := range []error{failed, unlisted} {
 		if isRefusal(err) {
 			p.Problems = append(p.Problems, refusal(err))
@@ -428,8 +451,8 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 		p.problem(CheckForbidden, "Forbidden/"+resource, "listing and watching %s for --node-cleanup=%s: %v%s", resource, t.cfg.mode(),
 			err, grantHint)
 	}
-	for name, node := range r.world.Nodes {
-		if a, failed := t.waits(r, node); failed {
+	for _, name := range slices.Sorted(maps.Keys(r.world.Nodes)) {
+		if a, failed := t.waits(r, r.world.Nodes[name]); failed {
 			a.Reason.Node = name
 			p.Problems = append(p.Problems, a.Reason)
 		}
@@ -443,7 +466,19 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 			}
 		}
 	}
+	p.Problems = append(p.Problems, planned...)
+	if more := len(p.Problems) - maxProblems; more > 0 {
+		p.Problems = p.Problems[:maxProblems]
+		p.problem(CheckAbsence, "MoreProblems", "there are %d more problems", more)
+	}
+	var driver runtime.Object
 	for _, e := range events(t.cfg.Settings, t.plan, *p) {
+		if e.object == nil && e.node == "" {
+			if driver == nil {
+				driver = t.csiDriver(ctx)
+			}
+			e.object = driver
+		}
 		t.send(e)
 	}
 	t.plan = *p

@@ -73,6 +73,7 @@ type facts struct {
 	Item          *item
 	Hosts         []hostFacts // of Item
 	KeyProblem    string
+	Incomplete    string // see objects
 	Unlabelled    []string
 	Ready         bool
 	Open          bool // the breaker
@@ -286,6 +287,9 @@ func checkAbsence(_ Settings, f facts, refuse refuse) {
 	if f.Item.Unread != nil {
 		refuse(never, "NotRead", "%v", f.Item.Unread)
 	}
+	if f.Incomplete != "" {
+		refuse(never, "Incomplete", "%s", f.Incomplete)
+	}
 	if len(f.Hosts) == 0 {
 		refuse(never, "NotLocal", "it belongs to no node")
 	}
@@ -428,7 +432,7 @@ func checkUnchanged(_ Settings, f facts, refuse refuse) {
 func factsOf(s Settings, w world, p Plan, it *item) facts {
 	f := facts{
 		Now: w.Now, Checked: p.Records.Checked, Listed: w.Listed, Kind: nextKind(s, it), Item: it, KeyProblem: w.KeyProblem,
-		Unlabelled: w.Unlabelled, Ready: w.Ready, Open: p.Breaker.Open, VolumesListed: w.VolumesListed,
+		Incomplete: w.Incomplete, Unlabelled: w.Unlabelled, Ready: w.Ready, Open: p.Breaker.Open, VolumesListed: w.VolumesListed,
 	}
 	for _, value := range it.Values {
 		h := hostFacts{Value: value, Presence: present, Record: LostNode{Value: value}}

@@ -30,6 +30,7 @@ type Plan struct {
 
 	wantsNodes, wantsVolumes bool // see needsLists
 	now                      time.Time
+	incomplete               string          // see objects
 	stays                    map[string]bool // see world
 }
 
@@ -92,7 +93,7 @@ type attempt struct {
 
 // plan decides what a pass does. It has no side effects. tried are the failures of this term.
 func plan(s Settings, w world, r Records, tried attempts) Plan {
-	p := Plan{Records: r, Next: w.Now.Add(s.CheckInterval), now: w.Now, stays: w.stays}
+	p := Plan{Records: r, Next: w.Now.Add(s.CheckInterval), now: w.Now, incomplete: w.Incomplete, stays: w.stays}
 	if s.mode() != ModeOff {
 		p.planRecords(s, w)
 	}
@@ -229,7 +230,7 @@ func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode,
 	// An opt-out must outlive the process also if the volumes of the host are not known without a topology key.
 	optedOut := r.OptedOut && (len(h.Leaving) > 0 || h.Mentioned || w.KeyProblem != "")
 	ended := len(h.Items) == 0 && !h.Mentioned && !optedOut && !w.Now.Before(r.Acted.Add(s.NodeCleanupWindow))
-	confirmed := w.Fresh && (w.VolumesListed || r.Held == "" && !r.OptedOut)
+	confirmed := w.Fresh && w.Incomplete == "" && (w.VolumesListed || r.Held == "" && !r.OptedOut)
 	switch {
 	case known:
 		return r, !ended || !confirmed
@@ -474,7 +475,7 @@ func keepsFinalizer(
 	case !w.Now.Before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout)):
 		r := timedOut(s, node)
 		return false, r.Reason, r.Message
-	case h.Presence != deleting || h.Stale || drains, len(h.Items) > 0 && !recorded:
+	case h.Presence != deleting || h.Stale || drains || w.Incomplete != "", len(h.Items) > 0 && !recorded:
 		return true, "", ""
 	case r.Held != "":
 		return false, reasonSkipped, "Finalizer removed: too many nodes are lost. The cleanup of the claims waits for an approval: " +
@@ -504,6 +505,10 @@ func (st Step) waits() bool {
 func (p *Plan) planNodes(s Settings, w world) {
 	if s.Deletes() && w.KeyProblem != "" {
 		p.problem(CheckAbsence, "TopologyKeyUnknown", "%s, so nothing is cleaned up. Set --topology-node-key", w.KeyProblem)
+	}
+	if s.Deletes() && w.Incomplete != "" {
+		p.problem(CheckAbsence, "Incomplete", "nothing is cleaned up: %s", w.Incomplete)
+		p.before(w.Now, w.Now.Add(waitInterval))
 	}
 	if s.Deletes() {
 		for _, name := range w.Unlabelled {

@@ -89,14 +89,21 @@ func TestLimitOutlivesTheLeader(t *testing.T) {
 func TestNodeWithoutLabelIsReported(t *testing.T) {
 	f := scenario(t, nil)
 	_, pvc := f.bound("a", "n")
-	f.node("bare")
-	f.label("bare", "")
+	for _, name := range []string{"bare", "bare2"} {
+		f.node(name)
+		f.label(name, "")
+	}
 	f.start()
 	f.event("Node", f.name("bare"), "NodeCleanupBlocked", "Restore the label")
 	f.event("CSIDriver", f.driver, "NodeCleanupBlocked", f.name("bare"))
+	f.event("CSIDriver", f.driver, "NodeCleanupBlocked", f.name("bare2"))
+	if asked := f.asked("GET csidrivers/" + f.driver); len(asked) != 1 {
+		t.Errorf("the CSIDriver was read %d times in one pass", len(asked))
+	}
 	f.event("PersistentVolume", f.name("pv-a"), "NodeCleanupSkipped", f.name("bare"))
 	f.stays(2*shortGrace, pvc)
 	f.label("bare", "bare")
+	f.label("bare2", "bare2")
 	f.claimDeleted("a")
 }
 

@@ -59,25 +59,25 @@ func warn(obj runtime.Object, reason, message string) news {
 	return news{obj, "", corev1.EventTypeWarning, reason, message}
 }
 
-// send sends an event. The object need not exist.
+// send sends an event about an object, or about a Node, which need not exist.
 func (c *Controller) send(e news) {
-	switch {
-	case e.object != nil:
-	case e.node != "":
+	if e.object == nil {
 		node, ok := c.nodes.Get(e.node)
 		if !ok {
 			node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: e.node}}
 		}
 		e.object = node
-	default:
-		live := apiServer{client: c.deps.Client, timeout: c.cfg.Timeout}
-		driver, err := get(context.Background(), live, "CSIDriver", c.cfg.Driver, c.deps.Client.StorageV1().CSIDrivers().Get)
-		if err != nil || driver == nil {
-			driver = &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: c.cfg.Driver}}
-		}
-		e.object = driver
 	}
 	c.deps.Events.Event(e.object, e.kind, e.reason, e.message)
+}
+
+// csiDriver returns the CSIDriver, or one with its name if it cannot be read.
+func (t *term) csiDriver(ctx context.Context) *storagev1.CSIDriver {
+	driver, err := get(ctx, t.deleter.apiServer, "CSIDriver", t.cfg.Driver, t.deps.Client.StorageV1().CSIDrivers().Get)
+	if err != nil || driver == nil {
+		driver = &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: t.cfg.Driver}}
+	}
+	return driver
 }
 
 // of returns e about a volume, and about its claim.
@@ -281,6 +281,8 @@ func (p Plan) sentence(s Settings, h HostPlan) string {
 		return h.Next
 	case h.OptedOut:
 		return "Nothing is deleted: the Node had opted out"
+	case p.incomplete != "":
+		return "Nothing is deleted: " + p.incomplete
 	case h.returned():
 		return "The breaker counts its cleanup until " + h.Acted.Add(s.NodeCleanupWindow).UTC().Format(time.RFC3339)
 	case !s.Deletes():

@@ -67,6 +67,7 @@ type objects struct {
 	Listed        time.Time // when the lists of Nodes and CSINodes in it began; zero: it has none
 	Fresh         bool      // the lists are of this pass: they alone have decided about Nodes and CSINodes
 	VolumesListed bool      // Volumes has a list of this pass
+	Incomplete    string    // what is not known, so that nothing may be deleted; empty: all is
 	Nodes         map[string]*corev1.Node
 	CSINodes      map[string]*storagev1.CSINode
 	Cached        map[string]*corev1.Node // the Nodes of the cache, if Fresh
@@ -74,6 +75,10 @@ type objects struct {
 	Volumes       []*corev1.PersistentVolume
 	Resources     []Resource
 }
+
+// resourcesUnknown is the value of Incomplete while the custom resources of the driver are not cached.
+const resourcesUnknown = "the custom resources of the driver are not cached. Check that their CustomResourceDefinition is installed, and " +
+	"that the ClusterRole grants list and watch on them"
 
 // departed is the last state of a Node that was deleted, or that has another host now. The process saw that at the time At.
 type departed struct {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -100,7 +101,7 @@ func TestItems(t *testing.T) {
 	}
 }
 
-// TestDepartures checks that a Node whose labels have changed stays in lists, unlike a deleted one.
+// TestDepartures checks that a Node whose labels have changed stays in lists, unlike a deleted one, and the limit.
 func TestDepartures(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: newAPI().meta("n")}
 	for deleted, want := range map[bool]int{true: 0, false: 1} {
@@ -109,6 +110,24 @@ func TestDepartures(t *testing.T) {
 		if nodes, _ := d.without(listed{nodes: []*corev1.Node{node}}); len(nodes) != want {
 			t.Errorf("deleted %v: %d Nodes are left", deleted, len(nodes))
 		}
+	}
+	s, d := DefaultSettings(), departures{}
+	for range maxDeparted {
+		d.add(s, node, node, false)
+	}
+	if _, incomplete := d.since(time.Now()); incomplete != "" {
+		t.Error(incomplete)
+	}
+	d.add(s, node, node, false)
+	optedOut := node.DeepCopy()
+	optedOut.Annotations = map[string]string{CleanupAnnotation(s.Driver): disabled}
+	d.add(s, optedOut, optedOut, true)
+	nodes, incomplete := d.since(time.Now())
+	if len(nodes) != maxDeparted+1 || incomplete == "" {
+		t.Errorf("%d Nodes are remembered, incomplete: %q", len(nodes), incomplete)
+	}
+	if _, incomplete = d.since(time.Now().Add(departedAge + time.Minute)); incomplete != "" {
+		t.Errorf("later: %s", incomplete)
 	}
 }
 
