@@ -86,7 +86,7 @@ type Controller struct {
 	losses     atomic.Int64 // of Nodes and CSINodes: deletions, and requests for them
 	registered kube.Registrations
 	resources  cache.DoneChecker                     // done when Resources are cached; nil: there are none
-	seen       atomic.Pointer[seen]                  // by the last pass; nil without the Lease
+	seen       atomic.Pointer[Plan]                  // the last one; nil without the Lease
 	version    atomic.Value                          // resourceVersion of the ConfigMap, as this process last read or wrote it
 	queue      atomic.Pointer[workloop.Loop[string]] // nil without the Lease
 
@@ -98,13 +98,6 @@ type Controller struct {
 	attachments *kube.Informer[*storagev1.VolumeAttachment] // nil unless the mode deletes
 	pods        *kube.Informer[*corev1.Pod]                 // nil unless the mode deletes
 	configMap   *kube.Informer[*corev1.ConfigMap]           // nil without records
-}
-
-// seen is the result of a pass.
-type seen struct {
-	plan  Plan
-	key   string          // the topology key
-	stays map[string]bool // see world
 }
 
 // New requests the informers that the controller needs. It starts nothing; see [Controller.Run].
@@ -141,12 +134,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 }
 
 // Plan returns the last plan, or nil without the Lease.
-func (c *Controller) Plan() *Plan {
-	if s := c.seen.Load(); s != nil {
-		return &s.plan
-	}
-	return nil
-}
+func (c *Controller) Plan() *Plan { return c.seen.Load() }
 
 // LostNodes returns the records as this replica knows them, sorted by value.
 func (c *Controller) LostNodes() (nodes []LostNode) {
@@ -213,10 +201,11 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	if c.deps.Resources != nil {
 		wait, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
-		if !cache.WaitFor(klog.NewContext(wait, klog.FromContext(ctx).V(2)), "custom resources", c.resources) {
-			klog.FromContext(ctx).Info("Nothing is cleaned up before this is over", "reason", resourcesUnknown)
-		}
+		cached := cache.WaitFor(klog.NewContext(wait, klog.FromContext(ctx).V(2)), "custom resources", c.resources)
 		cancel()
+		if !cached && ctx.Err() == nil {
+			klog.FromContext(ctx).Info("Nothing is cleaned up, and Nodes wait for --node-finalizer-timeout", "reason", resourcesUnknown)
+		}
 	}
 	hostname, _ := os.Hostname()
 	t := &term{Controller: c, end: end, holder: hostname + "_" + string(uuid.NewUUID()), records: parseRecords(nil), tried: attempts{}}
@@ -259,7 +248,7 @@ func (t *term) pass(ctx context.Context, _ string) (next time.Time, err error) {
 	if err != nil {
 		for _, node := range r.overdue(t.cfg.Settings) {
 			if t.cfg.optOut("Node", node) == "" {
-				err = errors.Join(err, t.deleter.release(ctx, r.world.Key, timedOut(t.cfg.Settings, node)))
+				err = errors.Join(err, t.deleter.release(ctx, r.plan.world.Key, timedOut(t.cfg.Settings, node)))
 			}
 		}
 		return t.retry(r, r.plan.Next, err)
@@ -281,7 +270,7 @@ func (t *term) retry(r round, next time.Time, err error) (time.Time, error) {
 
 // waiting returns the Nodes that are being deleted and wait for our finalizer.
 func (r round) waiting(s Settings) (nodes []*corev1.Node) {
-	for _, node := range r.world.Nodes {
+	for _, node := range r.plan.world.Nodes {
 		if node.DeletionTimestamp != nil && s.NodeFinalizerMode != FinalizerOff && slices.Contains(node.Finalizers, s.NodeFinalizer) {
 			nodes = append(nodes, node)
 		}
@@ -292,7 +281,7 @@ func (r round) waiting(s Settings) (nodes []*corev1.Node) {
 // overdue returns those among them that have waited for --node-finalizer-timeout.
 func (r round) overdue(s Settings) []*corev1.Node {
 	return slices.DeleteFunc(r.waiting(s), func(node *corev1.Node) bool {
-		return r.world.Now.Before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout))
+		return r.plan.world.Now.Before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout))
 	})
 }
 
@@ -340,9 +329,8 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 			a.Until = o.Now.Add(a.delay)
 			t.tried[uid] = a
 		}
-		r.world = newWorld(ctx, t.cfg.Settings, o, t.records, t.caches)
-		r.plan = plan(t.cfg.Settings, r.world, t.records, t.tried)
-		nodes, volumes := r.plan.needsLists(r.world)
+		r.plan = plan(t.cfg.Settings, newWorld(ctx, t.cfg.Settings, o, t.records, t.caches), t.records, t.tried)
+		nodes, volumes := r.plan.needsLists()
 		if !nodes && !volumes {
 			break
 		}
@@ -357,12 +345,15 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 	r.plan.Records.Holder = t.holder
 	for i, h := range r.plan.Hosts {
 		n, recorded := r.plan.Records.Lost[h.Value]
-		if !recorded || len(r.plan.Records.Lost) > maxNext {
+		if !recorded {
 			continue
 		}
 		n.Next = r.plan.sentence(t.cfg.Settings, h)
 		klog.FromContext(ctx).V(2).Info("Decided", "node", h.Name(), "next", n.Next)
-		r.plan.Hosts[i].Next, r.plan.Records.Lost[h.Value] = n.Next, n
+		r.plan.Hosts[i].Next = n.Next
+		if len(r.plan.Records.Lost) <= maxNext {
+			r.plan.Records.Lost[h.Value] = n
+		}
 	}
 	return r, err
 }
@@ -451,8 +442,8 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 		p.problem(CheckForbidden, "Forbidden/"+resource, "listing and watching %s for --node-cleanup=%s: %v%s", resource, t.cfg.mode(),
 			err, grantHint)
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.world.Nodes)) {
-		if a, failed := t.waits(r, r.world.Nodes[name]); failed {
+	for _, name := range slices.Sorted(maps.Keys(r.plan.world.Nodes)) {
+		if a, failed := t.waits(r, r.plan.world.Nodes[name]); failed {
 			a.Reason.Node = name
 			p.Problems = append(p.Problems, a.Reason)
 		}
@@ -482,13 +473,13 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 		t.send(e)
 	}
 	t.plan = *p
-	t.seen.Store(&seen{*p, r.world.Key, r.world.stays})
+	t.seen.Store(p)
 }
 
 // waits returns the last attempt at an object, if the next one is not due yet.
 func (t *term) waits(r round, obj metav1.Object) (a attempt, waits bool) {
 	a, failed := t.tried[obj.GetUID()]
-	return a, failed && r.world.Now.Before(a.Until)
+	return a, failed && r.plan.world.Now.Before(a.Until)
 }
 
 // carryOut does the due steps, then the releases, and adds the missing finalizers, several at a time. The next pass decides about
@@ -507,17 +498,17 @@ func (t *term) carryOut(ctx context.Context, r round) (next time.Time, err error
 		}
 		for _, release := range h.Releases {
 			if _, waits := t.waits(r, release.Node); !waits {
-				work[2][release.Node.UID] = func() error { return t.deleter.release(ctx, r.world.Key, release) }
+				work[2][release.Node.UID] = func() error { return t.deleter.release(ctx, r.plan.world.Key, release) }
 			}
 		}
 	}
 	for _, name := range r.plan.Protect {
-		node := r.world.Nodes[name]
+		node := r.plan.world.Nodes[name]
 		if _, waits := t.waits(r, node); !waits {
 			work[2][node.UID] = func() error { return t.deleter.protect(ctx, node) }
 		}
 	}
-	next, end := r.plan.Next, r.world.Now.Add(passTime)
+	next, end := r.plan.Next, r.plan.world.Now.Add(passTime)
 	for _, phase := range work {
 		if len(phase) > 0 {
 			next, err = t.do(ctx, phase, next, end)
@@ -527,7 +518,7 @@ func (t *term) carryOut(ctx context.Context, r round) (next time.Time, err error
 		}
 	}
 	maps.DeleteFunc(t.tried, func(_ types.UID, a attempt) bool {
-		return !a.Until.IsZero() && r.world.Now.Sub(a.Until) > departedAge
+		return !a.Until.IsZero() && r.plan.world.Now.Sub(a.Until) > departedAge
 	})
 	return next, nil
 }

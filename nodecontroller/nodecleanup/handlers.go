@@ -60,8 +60,8 @@ func (c *Controller) watch() {
 	}
 	if c.deps.Resources != nil {
 		registration, err := c.deps.Resources.OnChange(func(node string) {
-			s := c.seen.Load()
-			c.enqueue(s == nil || !s.stays[node])
+			p := c.Plan()
+			c.enqueue(p == nil || !p.world.stays[node])
 		})
 		c.registered.AddUnawaited(registration, err)
 		c.resources = registration.Synced
@@ -77,12 +77,12 @@ func (c *Controller) enqueue(relevant bool) {
 
 // mayBeLost reports whether a value of pv meant no Node that stays in the last plan.
 func (c *Controller) mayBeLost(pv *corev1.PersistentVolume) bool {
-	s := c.seen.Load()
-	if s == nil {
+	p := c.Plan()
+	if p == nil {
 		return true
 	}
-	values, _ := localValues(pv, c.cfg.Driver, s.key)
-	return slices.ContainsFunc(values, func(value string) bool { return !s.stays[value] })
+	values, _ := localValues(pv, c.cfg.Driver, p.world.Key)
+	return slices.ContainsFunc(values, func(value string) bool { return !p.world.stays[value] })
 }
 
 // isOfLost is mayBeLost for the volume with a name.
@@ -245,10 +245,6 @@ func (r caches) node(_ context.Context, name string) (*corev1.Node, error) {
 	return fromCache(r.c.nodes.Get, name)
 }
 
-func (r caches) csiNode(_ context.Context, name string) (*storagev1.CSINode, error) {
-	return fromCache(r.c.csiNodes.Get, name)
-}
-
 func (r caches) claim(_ context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
 	return fromCache(r.c.claims.Get, namespace+"/"+name)
 }
@@ -265,10 +261,6 @@ func (r caches) namespace(ctx context.Context, name string) (*corev1.Namespace, 
 	}
 	return ns, err
 }
-
-// The plan has the names of all Nodes, and the custom resources.
-func (r caches) labelled(context.Context, string, string) ([]*corev1.Node, error) { return nil, nil }
-func (r caches) resource(context.Context, string) (*Resource, error)              { return nil, nil }
 
 var errPodsUnknown = errors.New("the cache of pods is not complete")
 
