@@ -37,8 +37,8 @@ func (s *Service) Resources(requests *rest.Config) (*Resources, error) {
 
 func resourceOf(lv *LogicalVolume) nodecleanup.Resource {
 	return nodecleanup.Resource{
-		Name: lv.Name, Node: lv.Spec.NodeName, Handle: cmp.Or(lv.Status.VolumeID, string(lv.UID)), Version: lv.ResourceVersion,
-		UID: lv.UID, Deleting: lv.terminating(),
+		Name: lv.Name, Node: lv.Spec.NodeName, Handle: cmp.Or(lv.Status.VolumeID, string(lv.UID)),
+		Version: lv.ResourceVersion, UID: lv.UID, Deleting: lv.terminating(),
 	}
 }
 
