@@ -362,11 +362,12 @@ func TestSlowLists(t *testing.T) {
 // TestNoCheckForLong: a node returned and was lost again while no process checked. The grace starts again.
 func TestNoCheckForLong(t *testing.T) {
 	const grace = 4 * shortGrace
-	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.ClockGap = grace, 3*shortGrace })
+	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.ClockGap = time.Hour, 3*shortGrace })
 	f.bound("a", "n")
 	f.start()
 	f.missing("n")
 	f.stop()
+	f.cfg.NodeMissingGrace = grace
 	f.passed(time.Now(), grace)
 	again := time.Now()
 	f.start()
