@@ -425,9 +425,6 @@ func (t *term) writeRecords(ctx context.Context, r round) (version string, err e
 	return cm.ResourceVersion, nil
 }
 
-// maxProblems bounds the problems of a plan, most of which have an event.
-const maxProblems = 100
-
 // publish adds the problems of this pass to its plan, and publishes the plan with its events.
 func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 	p := &r.plan
@@ -457,11 +454,7 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 			}
 		}
 	}
-	p.Problems = append(p.Problems, planned...)
-	if more := len(p.Problems) - maxProblems; more > 0 {
-		p.Problems = p.Problems[:maxProblems]
-		p.problem(CheckAbsence, "MoreProblems", "there are %d more problems", more)
-	}
+	p.Problems = bounded(append(p.Problems, planned...))
 	var driver runtime.Object
 	for _, e := range events(t.cfg.Settings, t.plan, *p) {
 		if e.object == nil && e.node == "" {
@@ -472,6 +465,7 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 		}
 		t.send(e)
 	}
+	p.world = world{Key: p.world.Key, stays: p.world.stays} // the rest would keep the lists of this pass in memory
 	t.plan = *p
 	t.seen.Store(p)
 }

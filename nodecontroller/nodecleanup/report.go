@@ -138,6 +138,19 @@ func (r Reason) same(other Reason) bool {
 	return r.Name == other.Name && r.Node == other.Node && (r.Message == other.Message || r.Check == CheckForbidden)
 }
 
+// maxProblems bounds the problems of a plan, most of which have an event.
+const maxProblems = 100
+
+// bounded returns the first problems, and one with the number of the others.
+func bounded(problems []Reason) []Reason {
+	more := len(problems) - maxProblems
+	if more <= 0 {
+		return problems
+	}
+	rest := Reason{Check: CheckAbsence, Name: "MoreProblems", Message: fmt.Sprintf("there are %d more problems", more)}
+	return append(problems[:maxProblems:maxProblems], rest)
+}
+
 // event returns the event about the breaker that has opened or closed.
 func (v Verdict) event(s Settings) news {
 	if !v.Open {

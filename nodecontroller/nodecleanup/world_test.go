@@ -131,6 +131,17 @@ func TestDepartures(t *testing.T) {
 	}
 }
 
+// TestBounded checks the limit of problems.
+func TestBounded(t *testing.T) {
+	many := make([]Reason, maxProblems+2)
+	if got := bounded(many); len(got) != maxProblems+1 || got[maxProblems].Message != "there are 2 more problems" {
+		t.Errorf("%d problems: %d are left, the last is %q", len(many), len(got), got[len(got)-1].Message)
+	}
+	if got := bounded(many[2:]); len(got) != maxProblems {
+		t.Errorf("%d problems: %d are left", len(many)-2, len(got))
+	}
+}
+
 // TestNamesFromLists checks that a Node which has the value of a host only as its host name is read before a deletion.
 func TestNamesFromLists(t *testing.T) {
 	s, _ := permitted(KindClaim, false)
