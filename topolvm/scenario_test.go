@@ -6,6 +6,7 @@ package topolvm_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -330,15 +331,32 @@ var serviceScenarios = []scenario{
 		if node := <-changed; node != f.value("a") {
 			t.Errorf("a change of node %s", node)
 		}
-		err = resources.Remove(t.Context(), *stale, func() error { return nil })
-		if !apierrors.IsConflict(err) || f.lv("v").DeletionTimestamp != nil {
+		permitted := func() error { return nil }
+		if err := resources.Remove(t.Context(), *stale, permitted); !apierrors.IsConflict(err) || f.lv("v").DeletionTimestamp != nil {
 			t.Errorf("another version: %v", err)
 		}
 		current, err := resources.Get(t.Context(), "v")
-		if err == nil {
-			err = resources.Remove(t.Context(), *current, func() error { return nil })
-		}
 		if err != nil {
+			t.Fatal(err)
+		}
+		asked, lost := 0, errors.New("the Lease was lost after the first write")
+		err = resources.Remove(t.Context(), *current, func() error {
+			if asked++; asked > 1 {
+				return lost
+			}
+			return nil
+		})
+		if !errors.Is(err, lost) || f.lv("v").DeletionTimestamp != nil {
+			t.Errorf("without the Lease: %v", err)
+		}
+		handle := []byte(`{"status":{"volumeID":"handle"}}`) // which a restored LogicalVolume has from another cluster
+		if _, err := f.lvs.Patch(t.Context(), "v", types.MergePatchType, handle, metav1.PatchOptions{}, "status"); err != nil {
+			t.Fatal(err)
+		}
+		if current, err = resources.Get(t.Context(), "v"); err != nil || current.Handle != "handle" {
+			t.Fatalf("%+v %v", current, err)
+		}
+		if err := resources.Remove(t.Context(), *current, permitted); err != nil {
 			t.Fatal(err)
 		}
 		lv := f.lv("v")
@@ -352,7 +370,7 @@ var serviceScenarios = []scenario{
 		if gone, err := resources.Get(t.Context(), "v"); gone != nil || err != nil {
 			t.Errorf("%+v %v", gone, err)
 		}
-		if err := resources.Remove(t.Context(), *current, func() error { return nil }); err != nil {
+		if err := resources.Remove(t.Context(), *current, permitted); err != nil {
 			t.Error(err)
 		}
 		f.until("DeleteVolume finds nothing", func() bool { return f.delete(v.VolumeId) == nil })

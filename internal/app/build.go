@@ -28,6 +28,10 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 	for _, s := range others {
 		klog.FromContext(ctx).Info("Role disabled", "role", s.role, "reason", s.reason.Error())
 	}
+	if finalizer := p.unreleased(chosen, p.driver.Name); finalizer != "" {
+		klog.FromContext(ctx).Info("Nodes that are deleted keep the finalizer that topolvm-node adds, because this process does not run "+
+			"the nodecontroller. Unless another process of this command does, add nodecontroller to --controllers", "finalizer", finalizer)
+	}
 	if len(chosen) == 0 {
 		return nil, fmt.Errorf("driver %q supports none of the roles", p.driver.Name)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
@@ -130,6 +131,14 @@ func unserved(s settings.Settings, driver string) error {
 	}
 	return &UsageError{fmt.Errorf("the driver is %q: this role and topolvm-controller would delete with one Lease, and the "+
 		"LogicalVolumes of lost nodes would stay. Run the command topolvm in place of topolvm-controller", driver)}
+}
+
+// unreleased returns the finalizer of topolvm-node on Nodes that none of the chosen roles removes, or "".
+func (c Config) unreleased(chosen []Role, driver string) string {
+	if !c.service || contains(chosen, nodecontrollerName) {
+		return ""
+	}
+	return nodecontroller.NodeFinalizer(driver)
 }
 
 // minimum returns the smallest sizes of volumes, or an error for each flag that is not a quantity.

@@ -595,7 +595,7 @@ func TestNodecontrollerOfTopolvm(t *testing.T) {
 	for name, tt := range map[string]struct {
 		roles Selection
 		args  []string
-		want  string // runs, left out or refused
+		want  string // runs, left out, refused or absent
 	}{
 		"nodecontroller":     {Nodecontroller, nil, "refused"},
 		"all":                {All, nil, "left out"},
@@ -604,6 +604,7 @@ func TestNodecontrollerOfTopolvm(t *testing.T) {
 		"topolvm":            {Topolvm(false), nil, "runs"},
 		"topolvm, named":     {Topolvm(false), []string{"--controllers=nodecontroller"}, "runs"},
 		"topolvm-controller": {Topolvm(true), nil, "runs"},
+		"topolvm, without":   {Topolvm(false), []string{"--controllers=-nodecontroller"}, "absent"},
 	} {
 		for _, driver := range []string{topolvm.Driver, topolvm.LegacyDriver} {
 			for _, known := range []bool{false, true} {
@@ -630,6 +631,9 @@ func TestNodecontrollerOfTopolvm(t *testing.T) {
 				})
 				if failed != (tt.want == "refused") || slices.Contains(filesOf(plan), nodecontrollerName) != (tt.want == "runs") {
 					t.Errorf("%s, %s, known %t: doctor plans %+v", name, driver, known, plan.Checks)
+				}
+				if finalizer := c.unreleased(chosen, driver); (finalizer == driver+"/node") != (have == "absent") {
+					t.Errorf("%s, %s, known %t: the finalizer %q stays", name, driver, known, finalizer)
 				}
 				if have != tt.want {
 					t.Errorf("%s, %s, known %t: %s, want %s (%v)", name, driver, known, have, tt.want, err)

@@ -20,10 +20,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	expiring "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
@@ -69,8 +71,8 @@ type Resources interface {
 	// Remove marks r for the node agent of the driver, removes the finalizer of the driver, and deletes r, if it still has the
 	// UID and the resourceVersion of r. It writes only after permitted has returned nil.
 	Remove(ctx context.Context, r Resource, permitted func() error) error
-	// OnChange registers a function that is called with the name of the node of each one in the cache, and of each changed one.
-	// Nothing is cleaned up before the registration is synced.
+	// OnChange registers a function that is called with the node of each one in the cache, and of each changed one. Nothing is
+	// cleaned up before the registration is synced.
 	OnChange(changed func(node string)) (kube.Registration, error)
 }
 
@@ -83,7 +85,8 @@ type Controller struct {
 	departures departures
 	losses     atomic.Int64 // of Nodes and CSINodes: deletions, and requests for them
 	registered kube.Registrations
-	seen       atomic.Pointer[seen]                  // by the last pass; nil without the Lease
+	resources  cache.DoneChecker                     // done when Resources are cached; nil: there are none
+	seen       atomic.Pointer[Plan]                  // the last one; nil without the Lease
 	version    atomic.Value                          // resourceVersion of the ConfigMap, as this process last read or wrote it
 	queue      atomic.Pointer[workloop.Loop[string]] // nil without the Lease
 
@@ -95,13 +98,6 @@ type Controller struct {
 	attachments *kube.Informer[*storagev1.VolumeAttachment] // nil unless the mode deletes
 	pods        *kube.Informer[*corev1.Pod]                 // nil unless the mode deletes
 	configMap   *kube.Informer[*corev1.ConfigMap]           // nil without records
-}
-
-// seen is the result of a pass.
-type seen struct {
-	plan  Plan
-	key   string          // the topology key
-	stays map[string]bool // see world
 }
 
 // New requests the informers that the controller needs. It starts nothing; see [Controller.Run].
@@ -126,7 +122,9 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		attachments, pods := optional.Attachments(), optional.Pods()
 		c.attachments, c.pods = &attachments, &pods
 	}
-	if cfg.mode() != ModeOff {
+	if cfg.mode() == ModeOff {
+		c.deps.Resources = nil
+	} else {
 		configMap := optional.ConfigMap(deps.Namespace, ConfigMapName(deps.Driver))
 		c.configMap = &configMap
 	}
@@ -136,12 +134,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 }
 
 // Plan returns the last plan, or nil without the Lease.
-func (c *Controller) Plan() *Plan {
-	if s := c.seen.Load(); s != nil {
-		return &s.plan
-	}
-	return nil
-}
+func (c *Controller) Plan() *Plan { return c.seen.Load() }
 
 // LostNodes returns the records as this replica knows them, sorted by value.
 func (c *Controller) LostNodes() (nodes []LostNode) {
@@ -206,6 +199,14 @@ func (c *Controller) Run(ctx context.Context) error {
 	if err := c.registered.Wait(ctx, "nodecontroller caches"); err != nil {
 		return err
 	}
+	if c.deps.Resources != nil {
+		wait, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+		cached := cache.WaitFor(klog.NewContext(wait, klog.FromContext(ctx).V(2)), "custom resources", c.resources)
+		cancel()
+		if !cached && ctx.Err() == nil {
+			klog.FromContext(ctx).Info("Nothing is cleaned up, and Nodes wait for --node-finalizer-timeout", "reason", resourcesUnknown)
+		}
+	}
 	hostname, _ := os.Hostname()
 	t := &term{Controller: c, end: end, holder: hostname + "_" + string(uuid.NewUUID()), records: parseRecords(nil), tried: attempts{}}
 	live := apiServer{c.deps.Client, c.deps.Resources, c.cfg.Timeout}
@@ -247,7 +248,7 @@ func (t *term) pass(ctx context.Context, _ string) (next time.Time, err error) {
 	if err != nil {
 		for _, node := range r.overdue(t.cfg.Settings) {
 			if t.cfg.optOut("Node", node) == "" {
-				err = errors.Join(err, t.deleter.release(ctx, r.world.Key, timedOut(t.cfg.Settings, node)))
+				err = errors.Join(err, t.deleter.release(ctx, r.plan.world.Key, timedOut(t.cfg.Settings, node)))
 			}
 		}
 		return t.retry(r, r.plan.Next, err)
@@ -269,7 +270,7 @@ func (t *term) retry(r round, next time.Time, err error) (time.Time, error) {
 
 // waiting returns the Nodes that are being deleted and wait for our finalizer.
 func (r round) waiting(s Settings) (nodes []*corev1.Node) {
-	for _, node := range r.world.Nodes {
+	for _, node := range r.plan.world.Nodes {
 		if node.DeletionTimestamp != nil && s.NodeFinalizerMode != FinalizerOff && slices.Contains(node.Finalizers, s.NodeFinalizer) {
 			nodes = append(nodes, node)
 		}
@@ -280,7 +281,7 @@ func (r round) waiting(s Settings) (nodes []*corev1.Node) {
 // overdue returns those among them that have waited for --node-finalizer-timeout.
 func (r round) overdue(s Settings) []*corev1.Node {
 	return slices.DeleteFunc(r.waiting(s), func(node *corev1.Node) bool {
-		return r.world.Now.Before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout))
+		return r.plan.world.Now.Before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout))
 	})
 }
 
@@ -323,18 +324,13 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 	l, fresh, failed := t.listed, false, maps.Clone(t.tried)
 	maps.DeleteFunc(failed, func(_ types.UID, a attempt) bool { return !a.Until.IsZero() })
 	for {
-		if fresh && time.Since(l.at) >= listAge {
-			err = fmt.Errorf("listing Nodes, CSINodes and PersistentVolumes took more than %v", listAge)
-			break
-		}
 		o := t.objects(l, fresh)
 		for uid, a := range failed { // the plan has their reasons, however long the pass took
 			a.Until = o.Now.Add(a.delay)
 			t.tried[uid] = a
 		}
-		r.world = newWorld(ctx, t.cfg.Settings, o, t.records, t.caches)
-		r.plan = plan(t.cfg.Settings, r.world, t.records, t.tried)
-		nodes, volumes := r.plan.needsLists(r.world)
+		r.plan = plan(t.cfg.Settings, newWorld(ctx, t.cfg.Settings, o, t.records, t.caches), t.records, t.tried)
+		nodes, volumes := r.plan.needsLists()
 		if !nodes && !volumes {
 			break
 		}
@@ -349,22 +345,27 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 	r.plan.Records.Holder = t.holder
 	for i, h := range r.plan.Hosts {
 		n, recorded := r.plan.Records.Lost[h.Value]
-		if !recorded || len(r.plan.Records.Lost) > maxNext {
+		if !recorded {
 			continue
 		}
 		n.Next = r.plan.sentence(t.cfg.Settings, h)
 		klog.FromContext(ctx).V(2).Info("Decided", "node", h.Name(), "next", n.Next)
-		r.plan.Hosts[i].Next, r.plan.Records.Lost[h.Value] = n.Next, n
+		r.plan.Hosts[i].Next = n.Next
+		if len(r.plan.Records.Lost) <= maxNext {
+			r.plan.Records.Lost[h.Value] = n
+		}
 	}
 	return r, err
 }
 
-// objects returns what the caches have, and what lists have. fresh: the list of Nodes is of this pass.
+// objects returns what the caches have, and what lists have. fresh: the list of Nodes is of this pass. It counts however long it took:
+// rule absence permits nothing by a list of another minute.
 func (t *term) objects(l listed, fresh bool) objects {
 	now := time.Now()
-	o := objects{Now: now, Fresh: fresh, VolumesListed: l.volumesListed, Volumes: t.volumes.List(), Departed: t.departures.since(now)}
+	o := objects{Now: now, Fresh: fresh, VolumesListed: l.volumesListed, Volumes: t.volumes.List()}
+	o.Departed, o.Incomplete = t.departures.since(now)
 	cached := t.nodes.List()
-	if now.Sub(l.at) < listAge {
+	if fresh || now.Sub(l.at) < listAge {
 		o.Listed = l.at
 		l.nodes, l.csiNodes = t.departures.without(l)
 	} else {
@@ -378,6 +379,11 @@ func (t *term) objects(l listed, fresh bool) objects {
 		o.Volumes = l.volumes
 	}
 	if t.deps.Resources != nil {
+		select {
+		case <-t.resources.Done():
+		default:
+			o.Incomplete = resourcesUnknown
+		}
 		o.Resources = t.deps.Resources.List()
 	}
 	return o
@@ -422,6 +428,8 @@ func (t *term) writeRecords(ctx context.Context, r round) (version string, err e
 // publish adds the problems of this pass to its plan, and publishes the plan with its events.
 func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 	p := &r.plan
+	planned := p.Problems
+	p.Problems = nil
 	for _, err := range []error{failed, unlisted} {
 		if isRefusal(err) {
 			p.Problems = append(p.Problems, refusal(err))
@@ -431,8 +439,8 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 		p.problem(CheckForbidden, "Forbidden/"+resource, "listing and watching %s for --node-cleanup=%s: %v%s", resource, t.cfg.mode(),
 			err, grantHint)
 	}
-	for name, node := range r.world.Nodes {
-		if a, failed := t.waits(r, node); failed {
+	for _, name := range slices.Sorted(maps.Keys(r.plan.world.Nodes)) {
+		if a, failed := t.waits(r, r.plan.world.Nodes[name]); failed {
 			a.Reason.Node = name
 			p.Problems = append(p.Problems, a.Reason)
 		}
@@ -446,17 +454,26 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 			}
 		}
 	}
+	p.Problems = bounded(append(p.Problems, planned...))
+	var driver runtime.Object
 	for _, e := range events(t.cfg.Settings, t.plan, *p) {
+		if e.object == nil && e.node == "" {
+			if driver == nil {
+				driver = t.csiDriver(ctx)
+			}
+			e.object = driver
+		}
 		t.send(e)
 	}
+	p.world = world{Key: p.world.Key, stays: p.world.stays} // the rest would keep the lists of this pass in memory
 	t.plan = *p
-	t.seen.Store(&seen{*p, r.world.Key, r.world.stays})
+	t.seen.Store(p)
 }
 
 // waits returns the last attempt at an object, if the next one is not due yet.
 func (t *term) waits(r round, obj metav1.Object) (a attempt, waits bool) {
 	a, failed := t.tried[obj.GetUID()]
-	return a, failed && r.world.Now.Before(a.Until)
+	return a, failed && r.plan.world.Now.Before(a.Until)
 }
 
 // carryOut does the due steps, then the releases, and adds the missing finalizers, several at a time. The next pass decides about
@@ -475,17 +492,17 @@ func (t *term) carryOut(ctx context.Context, r round) (next time.Time, err error
 		}
 		for _, release := range h.Releases {
 			if _, waits := t.waits(r, release.Node); !waits {
-				work[2][release.Node.UID] = func() error { return t.deleter.release(ctx, r.world.Key, release) }
+				work[2][release.Node.UID] = func() error { return t.deleter.release(ctx, r.plan.world.Key, release) }
 			}
 		}
 	}
 	for _, name := range r.plan.Protect {
-		node := r.world.Nodes[name]
+		node := r.plan.world.Nodes[name]
 		if _, waits := t.waits(r, node); !waits {
 			work[2][node.UID] = func() error { return t.deleter.protect(ctx, node) }
 		}
 	}
-	next, end := r.plan.Next, r.world.Now.Add(passTime)
+	next, end := r.plan.Next, r.plan.world.Now.Add(passTime)
 	for _, phase := range work {
 		if len(phase) > 0 {
 			next, err = t.do(ctx, phase, next, end)
@@ -495,7 +512,7 @@ func (t *term) carryOut(ctx context.Context, r round) (next time.Time, err error
 		}
 	}
 	maps.DeleteFunc(t.tried, func(_ types.UID, a attempt) bool {
-		return !a.Until.IsZero() && r.world.Now.Sub(a.Until) > departedAge
+		return !a.Until.IsZero() && r.plan.world.Now.Sub(a.Until) > departedAge
 	})
 	return next, nil
 }

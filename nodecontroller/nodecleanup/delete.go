@@ -39,7 +39,6 @@ type deleter struct {
 // round is what a pass has decided, and what it has decided on.
 type round struct {
 	plan    Plan
-	world   world
 	version string // resourceVersion of the ConfigMap
 	losses  int64  // before the caches were read
 }
@@ -68,7 +67,7 @@ func (d *deleter) facts(ctx context.Context, r round, st Step) (f facts, moment 
 	if cm != nil && cm.Annotations[AnnotationHolder] != r.plan.Records.Holder {
 		return f, moment, errNotHolder
 	}
-	f, err = liveFacts(ctx, d.s, d.apiServer, r.world, r.plan, st)
+	f, err = liveFacts(ctx, d.s, d.apiServer, r.plan, st)
 	f.Changed = cm == nil || cm.ResourceVersion != r.version || d.losses() != r.losses
 	f.Now = time.Now()
 	return f, moment, err
@@ -121,7 +120,7 @@ func (d *deleter) deleteLocked(ctx context.Context, r round, st Step) error {
 // an administrator approved the loss. The breaker applies to all.
 func (st Step) limited(r round) bool {
 	return slices.ContainsFunc(st.Item.Values, func(value string) bool {
-		h := r.world.Hosts[value]
+		h := r.plan.world.Hosts[value]
 		return h != nil && h.Presence == missing && r.plan.Records.Lost[value].Approved.IsZero()
 	})
 }
@@ -144,7 +143,13 @@ func (d *deleter) request(ctx context.Context, f facts, again bool, moment elect
 		if !again {
 			d.send(warn(it.Volume, reasonForceRemoved, fmt.Sprintf(forceRemoved, it.Volume.Name, "is being removed", node)))
 		}
-		return d.deleteVolume(ctx, it, node, moment)
+		err := d.call(ctx, moment, "pv_delete", it.Volume, func(ctx context.Context) error {
+			return d.client.CoreV1().PersistentVolumes().Delete(ctx, it.Volume.Name, preconditions(it.Volume))
+		})
+		if ns, ok := it.Owners["Namespace"].(*corev1.Namespace); ok && err == nil {
+			d.send(warn(ns, reasonForceRemoved, fmt.Sprintf(forceRemoved, it.Volume.Name, "was removed", node)))
+		}
+		return err
 	case KindFinalizers:
 		return d.removeFinalizers(ctx, it.Volume, moment)
 	}
@@ -163,18 +168,6 @@ func preconditions(obj metav1.Object) metav1.DeleteOptions {
 // forceRemoved is the message of events about a volume that is removed.
 const forceRemoved = "PersistentVolume %s %s without its driver, which ran on node %s. Erase the disks of that node before you use " +
 	"them again"
-
-// deleteVolume deletes a volume that its driver can no longer delete.
-func (d *deleter) deleteVolume(ctx context.Context, it *item, node string, moment election.Moment) error {
-	pv := it.Volume
-	err := d.call(ctx, moment, "pv_delete", pv, func(ctx context.Context) error {
-		return d.client.CoreV1().PersistentVolumes().Delete(ctx, pv.Name, preconditions(pv))
-	})
-	if ns, ok := it.Owners["Namespace"].(*corev1.Namespace); ok && err == nil {
-		d.send(warn(ns, reasonForceRemoved, fmt.Sprintf(forceRemoved, pv.Name, "was removed", node)))
-	}
-	return err
-}
 
 // removeFinalizers removes the removable finalizers of the version of pv that was read.
 func (d *deleter) removeFinalizers(ctx context.Context, pv *corev1.PersistentVolume, moment election.Moment) error {

@@ -46,7 +46,7 @@
 //     ([nextRecord]).
 //  26. The opt-out of a Node is in its record before our finalizer is removed, and outlives the Node ([releases], [nextRecord]).
 //  27. Our finalizer stays until grace and cleanup are over, but not longer than --node-finalizer-timeout, except for 26
-//     ([releases]).
+//     ([releases]). That holds also while the custom resources of the driver are not cached, and nothing is deleted.
 //  28. Of the finalizers of a PersistentVolume, only those of the driver's provisioner and attacher are removed
 //     ([Settings.removableFinalizers]).
 package nodecleanup

@@ -6,6 +6,7 @@ package nodecleanup
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -58,10 +59,12 @@ func (c *Controller) watch() {
 		})))
 	}
 	if c.deps.Resources != nil {
-		add(c.deps.Resources.OnChange(func(node string) {
-			s := c.seen.Load()
-			c.enqueue(s == nil || !s.stays[node])
-		}))
+		registration, err := c.deps.Resources.OnChange(func(node string) {
+			p := c.Plan()
+			c.enqueue(p == nil || !p.world.stays[node])
+		})
+		c.registered.AddUnawaited(registration, err)
+		c.resources = registration.Synced
 	}
 }
 
@@ -74,12 +77,12 @@ func (c *Controller) enqueue(relevant bool) {
 
 // mayBeLost reports whether a value of pv meant no Node that stays in the last plan.
 func (c *Controller) mayBeLost(pv *corev1.PersistentVolume) bool {
-	s := c.seen.Load()
-	if s == nil {
+	p := c.Plan()
+	if p == nil {
 		return true
 	}
-	values, _ := localValues(pv, c.cfg.Driver, s.key)
-	return slices.ContainsFunc(values, func(value string) bool { return !s.stays[value] })
+	values, _ := localValues(pv, c.cfg.Driver, p.world.Key)
+	return slices.ContainsFunc(values, func(value string) bool { return !p.world.stays[value] })
 }
 
 // isOfLost is mayBeLost for the volume with a name.
@@ -110,8 +113,8 @@ func (c *Controller) nodeUpdated(old, node *corev1.Node) {
 		c.losses.Add(1)
 	}
 	for label, value := range old.Labels {
-		if node.Labels[label] != value {
-			c.departures.add(c.cfg.Settings, old, node, false) // it may be the label of the topology key
+		if node.Labels[label] != value && c.mayBeKey(node, label) {
+			c.departures.add(c.cfg.Settings, old, node, false)
 			break
 		}
 	}
@@ -130,13 +133,32 @@ func (c *Controller) unprotected(node *corev1.Node) bool {
 		!slices.Contains(node.Finalizers, c.cfg.NodeFinalizer) && kube.DriverOnNode(csiNode, c.cfg.Driver) != nil
 }
 
-// departedAge is the time for which deleted Nodes are remembered. The records outlive it.
-const departedAge = time.Hour
+// mayBeKey reports whether volumes may name a Node by a label. Other labels may change often.
+func (c *Controller) mayBeKey(node *corev1.Node, label string) bool {
+	key := c.cfg.TopologyNodeKey
+	if c.configMap != nil && key == "" {
+		if cm, ok := c.configMap.Get(c.deps.Namespace + "/" + ConfigMapName(c.deps.Driver)); ok {
+			key = cm.Annotations[AnnotationTopologyKey]
+		}
+	}
+	csiNode, _ := c.csiNodes.Get(node.Name)
+	d := kube.DriverOnNode(csiNode, c.cfg.Driver)
+	return label == key || label == corev1.LabelHostname || d == nil && key == "" || d != nil && slices.Contains(d.TopologyKeys, label)
+}
+
+const (
+	// departedAge is the time for which deleted Nodes are remembered. The records outlive it.
+	departedAge = time.Hour
+	// maxDeparted bounds the Nodes that are remembered, without those that had opted out. Nothing is deleted for departedAge after
+	// one that was not remembered.
+	maxDeparted = 10_000
+)
 
 // departures are the Nodes and CSINodes that were deleted lately, and the former labels of Nodes. The zero value is ready for use.
 type departures struct {
 	mu       sync.Mutex
 	nodes    []departed
+	missed   time.Time // when a Node was not remembered last
 	csiNodes map[types.UID]time.Time
 }
 
@@ -144,11 +166,13 @@ type departures struct {
 func (d *departures) add(s Settings, last, node *corev1.Node, deleted bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.nodes = append(d.nodes, departed{
-		Name: last.Name, UID: last.UID, Labels: last.Labels, Created: last.CreationTimestamp.Time, At: time.Now(),
-		Deleted:  deleted,
-		OptedOut: s.optOut("Node", last) != "" || s.optOut("Node", node) != "",
-	})
+	n := departed{Name: last.Name, UID: last.UID, Labels: last.Labels, Created: last.CreationTimestamp.Time, At: time.Now(),
+		Deleted: deleted, OptedOut: s.optOut("Node", last) != "" || s.optOut("Node", node) != ""}
+	if len(d.nodes) >= maxDeparted && !n.OptedOut {
+		d.missed = n.At
+		return
+	}
+	d.nodes = append(d.nodes, n)
 }
 
 func (d *departures) addCSINode(uid types.UID) {
@@ -160,13 +184,16 @@ func (d *departures) addCSINode(uid types.UID) {
 	d.csiNodes[uid] = time.Now()
 }
 
-// since forgets the older ones, and returns the Nodes of the last departedAge.
-func (d *departures) since(now time.Time) []departed {
+// since forgets the older ones, and returns the Nodes of the last departedAge. incomplete says that there were more.
+func (d *departures) since(now time.Time) (nodes []departed, incomplete string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.nodes = slices.DeleteFunc(d.nodes, func(n departed) bool { return now.Sub(n.At) > departedAge })
 	maps.DeleteFunc(d.csiNodes, func(_ types.UID, at time.Time) bool { return now.Sub(at) > departedAge })
-	return slices.Clone(d.nodes)
+	if now.Sub(d.missed) <= departedAge {
+		incomplete = fmt.Sprintf("more than %d Nodes were deleted or relabelled within %v", maxDeparted, departedAge)
+	}
+	return slices.Clone(d.nodes), incomplete
 }
 
 // without returns the Nodes and CSINodes of l whose deletion was not observed.
@@ -218,10 +245,6 @@ func (r caches) node(_ context.Context, name string) (*corev1.Node, error) {
 	return fromCache(r.c.nodes.Get, name)
 }
 
-func (r caches) csiNode(_ context.Context, name string) (*storagev1.CSINode, error) {
-	return fromCache(r.c.csiNodes.Get, name)
-}
-
 func (r caches) claim(_ context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
 	return fromCache(r.c.claims.Get, namespace+"/"+name)
 }
@@ -238,10 +261,6 @@ func (r caches) namespace(ctx context.Context, name string) (*corev1.Namespace, 
 	}
 	return ns, err
 }
-
-// The plan has the names of all Nodes, and the custom resources.
-func (r caches) labelled(context.Context, string, string) ([]*corev1.Node, error) { return nil, nil }
-func (r caches) resource(context.Context, string) (*Resource, error)              { return nil, nil }
 
 var errPodsUnknown = errors.New("the cache of pods is not complete")
 

@@ -73,6 +73,7 @@ type facts struct {
 	Item          *item
 	Hosts         []hostFacts // of Item
 	KeyProblem    string
+	Incomplete    string // see objects
 	Unlabelled    []string
 	Ready         bool
 	Open          bool // the breaker
@@ -286,6 +287,9 @@ func checkAbsence(_ Settings, f facts, refuse refuse) {
 	if f.Item.Unread != nil {
 		refuse(never, "NotRead", "%v", f.Item.Unread)
 	}
+	if f.Incomplete != "" {
+		refuse(never, "Incomplete", "%s", f.Incomplete)
+	}
 	if len(f.Hosts) == 0 {
 		refuse(never, "NotLocal", "it belongs to no node")
 	}
@@ -424,11 +428,12 @@ func checkUnchanged(_ Settings, f facts, refuse refuse) {
 	}
 }
 
-// factsOf returns the facts of an item as the world has them, with the records of a plan.
-func factsOf(s Settings, w world, p Plan, it *item) facts {
+// factsOf returns the facts of an item as the world of a plan has them, with its records.
+func factsOf(s Settings, p Plan, it *item) facts {
+	w := p.world
 	f := facts{
 		Now: w.Now, Checked: p.Records.Checked, Listed: w.Listed, Kind: nextKind(s, it), Item: it, KeyProblem: w.KeyProblem,
-		Unlabelled: w.Unlabelled, Ready: w.Ready, Open: p.Breaker.Open, VolumesListed: w.VolumesListed,
+		Incomplete: w.Incomplete, Unlabelled: w.Unlabelled, Ready: w.Ready, Open: p.Breaker.Open, VolumesListed: w.VolumesListed,
 	}
 	for _, value := range it.Values {
 		h := hostFacts{Value: value, Presence: present, Record: LostNode{Value: value}}
@@ -444,16 +449,16 @@ func factsOf(s Settings, w world, p Plan, it *item) facts {
 }
 
 // liveFacts returns the facts of a due step as src, the API server, has them, or an item without a volume and custom resource if
-// they do not exist any more. The facts about all nodes are those of w, whose lists are at most a minute old. The caller sets
+// they do not exist any more. The facts about all nodes are those of p, whose lists are at most a minute old. The caller sets
 // Now and Changed after it.
-func liveFacts(ctx context.Context, s Settings, src reader, w world, p Plan, st Step) (facts, error) {
-	it, err := reread(ctx, s, src, w.Key, st.Item)
+func liveFacts(ctx context.Context, s Settings, src uncachedReader, p Plan, st Step) (facts, error) {
+	it, err := reread(ctx, s, src, p.world.Key, st.Item)
 	if err != nil {
 		return facts{}, err
 	}
-	f := factsOf(s, w, p, &it)
+	f := factsOf(s, p, &it)
 	for i, h := range f.Hosts { // last, so that a returning node is found
-		f.Hosts[i].Presence, f.Hosts[i].Nodes, err = readHost(ctx, s, src, w.Key, h.Value, h.Record.Node, w.names[h.Value])
+		f.Hosts[i].Presence, f.Hosts[i].Nodes, err = readHost(ctx, s, src, p.world.Key, h.Value, h.Record.Node, p.world.names[h.Value])
 		if err != nil {
 			return facts{}, err
 		}

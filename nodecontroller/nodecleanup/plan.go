@@ -28,9 +28,8 @@ type Plan struct {
 	Next     time.Time  // when time alone may change the plan
 	Protect  []string   // Nodes that get the finalizer
 
-	wantsNodes, wantsVolumes bool // see needsLists
-	now                      time.Time
-	stays                    map[string]bool // see world
+	world                    world // that it was made of
+	wantsNodes, wantsVolumes bool  // see needsLists
 }
 
 // HostPlan is the part of a [Plan] about one host.
@@ -92,13 +91,13 @@ type attempt struct {
 
 // plan decides what a pass does. It has no side effects. tried are the failures of this term.
 func plan(s Settings, w world, r Records, tried attempts) Plan {
-	p := Plan{Records: r, Next: w.Now.Add(s.CheckInterval), now: w.Now, stays: w.stays}
+	p := Plan{Records: r, Next: w.Now.Add(s.CheckInterval), world: w}
 	if s.mode() != ModeOff {
-		p.planRecords(s, w)
+		p.planRecords(s)
 	}
 	pending, steps := map[string]bool{}, map[string][]Step{}
 	for value, h := range w.Hosts {
-		pending[value] = slices.ContainsFunc(h.Items, func(it *item) bool { return isPending(w, it, mayClean(s, factsOf(s, w, p, it))) })
+		pending[value] = slices.ContainsFunc(h.Items, func(it *item) bool { return isPending(w, it, mayClean(s, factsOf(s, p, it))) })
 	}
 	p.Breaker = verdict(s, w, p.Records, pending)
 	if p.Breaker.Open {
@@ -111,10 +110,10 @@ func plan(s Settings, w world, r Records, tried attempts) Plan {
 	}
 	for value, h := range w.Hosts {
 		for _, it := range h.Items {
-			steps[value] = append(steps[value], p.step(s, w, h, it, tried))
+			steps[value] = append(steps[value], p.step(s, h, it, tried))
 		}
 	}
-	p.planActed(s, w, steps)
+	p.planActed(s, steps)
 	for _, value := range slices.Sorted(maps.Keys(w.Hosts)) {
 		h, n := w.Hosts[value], p.Records.Lost[value]
 		n.Value = value
@@ -123,18 +122,18 @@ func plan(s Settings, w world, r Records, tried attempts) Plan {
 			p.Hosts = append(p.Hosts, of)
 		}
 		for _, node := range h.Leaving {
-			p.before(w.Now, node.DeletionTimestamp.Add(s.NodeDeleteGrace))
-			p.before(w.Now, node.DeletionTimestamp.Add(s.NodeFinalizerTimeout))
+			p.before(node.DeletionTimestamp.Add(s.NodeDeleteGrace))
+			p.before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout))
 		}
-		p.before(w.Now, n.Acted.Add(s.NodeCleanupWindow))
+		p.before(n.Acted.Add(s.NodeCleanupWindow))
 	}
-	p.planNodes(s, w)
+	p.planNodes(s)
 	return p
 }
 
 // before makes the next pass happen at a time, unless that has passed or is later than the next pass.
-func (p *Plan) before(now, at time.Time) {
-	if at.After(now) && at.Before(p.Next) {
+func (p *Plan) before(at time.Time) {
+	if at.After(p.world.Now) && at.Before(p.Next) {
 		p.Next = at
 	}
 }
@@ -145,7 +144,8 @@ func (p *Plan) problem(check Check, name, format string, args ...any) {
 }
 
 // planRecords moves approvals into the records, updates them, and updates the fields about all of them.
-func (p *Plan) planRecords(s Settings, w world) {
+func (p *Plan) planRecords(s Settings) {
+	w := p.world
 	p.Records.Lost = maps.Clone(p.Records.Lost)
 	approved, problems := p.Records.approve(s, w.Now)
 	p.Problems, p.Records.Mode = problems, s.mode()
@@ -185,7 +185,7 @@ func (p *Plan) planRecords(s Settings, w world) {
 	}
 	due := p.Records.Checked.Add(s.CheckInterval)
 	p.wantsNodes = p.wantsNodes || !w.Now.Before(due) || p.Records.Checked.After(w.Now)
-	p.before(w.Now, due)
+	p.before(due)
 }
 
 // nextRecord returns the record that a host must have, and false if it must have none. Without lists of this pass, the field
@@ -210,6 +210,8 @@ func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode,
 		r = r.deleting(s, h)
 	case h.Presence == missing:
 		r = r.missing(h.Last)
+	case slices.ContainsFunc(h.Leaving, func(node *corev1.Node) bool { return s.optOut("Node", node) != "" }): // it waits for its record
+		r = r.deleting(s, h).interrupted()
 	case !r.Since.IsZero() || len(h.Nodes) > 0:
 		r = r.interrupted()
 	case !known && h.Last != nil && h.Last.OptedOut && len(h.Nodes) == 0: // its CSINode is left
@@ -225,9 +227,9 @@ func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode,
 		return before, known
 	}
 	// An opt-out must outlive the process also if the volumes of the host are not known without a topology key.
-	optedOut := r.OptedOut && (h.Presence == deleting || h.Mentioned || w.KeyProblem != "")
+	optedOut := r.OptedOut && (len(h.Leaving) > 0 || h.Mentioned || w.KeyProblem != "")
 	ended := len(h.Items) == 0 && !h.Mentioned && !optedOut && !w.Now.Before(r.Acted.Add(s.NodeCleanupWindow))
-	confirmed := w.Fresh && (w.VolumesListed || r.Held == "" && !r.OptedOut)
+	confirmed := w.Fresh && w.Incomplete == "" && (w.VolumesListed || r.Held == "" && !r.OptedOut)
 	switch {
 	case known:
 		return r, !ended || !confirmed
@@ -342,8 +344,8 @@ func (it *item) target(kind Kind) types.UID {
 }
 
 // step returns the step for an item of h.
-func (p *Plan) step(s Settings, w world, h *host, it *item, tried attempts) Step {
-	f := factsOf(s, w, *p, it)
+func (p *Plan) step(s Settings, h *host, it *item, tried attempts) Step {
+	f := factsOf(s, *p, it)
 	st := Step{Kind: f.Kind, Item: it, Reasons: mayClean(s, f)}
 	st.State = stateOf(s, h, p.Records.Lost[h.Value], st)
 	if st.Kind == KindNone && it.Unread == nil {
@@ -358,12 +360,12 @@ func (p *Plan) step(s Settings, w world, h *host, it *item, tried attempts) Step
 	}
 	failed, again := tried[it.target(st.Kind)]
 	st.Again = again
-	if again && w.Now.Before(failed.Until) {
+	if again && p.world.Now.Before(failed.Until) {
 		failed.Reason.Until = failed.Until
 		st.Reasons = append(st.Reasons, failed.Reason)
 	}
 	for _, r := range st.Reasons {
-		p.before(w.Now, r.Until)
+		p.before(r.Until)
 	}
 	return st
 }
@@ -408,7 +410,7 @@ func stateOf(s Settings, h *host, r LostNode, st Step) State {
 }
 
 // planActed records the deletions that are about to happen, for the window of the breaker, at most once a minute.
-func (p *Plan) planActed(s Settings, w world, steps map[string][]Step) {
+func (p *Plan) planActed(s Settings, steps map[string][]Step) {
 	for _, of := range steps {
 		for _, st := range of {
 			if !st.due() {
@@ -416,8 +418,8 @@ func (p *Plan) planActed(s Settings, w world, steps map[string][]Step) {
 			}
 			for _, value := range st.Item.Values {
 				n, known := p.Records.Lost[value]
-				if known && w.Now.Sub(n.Acted) >= min(time.Minute, s.NodeCleanupWindow/2) {
-					n.Acted = w.Now.UTC().Truncate(time.Millisecond)
+				if known && p.world.Now.Sub(n.Acted) >= min(time.Minute, s.NodeCleanupWindow/2) {
+					n.Acted = p.world.Now.UTC().Truncate(time.Millisecond)
 					p.Records.Lost[value] = n
 				}
 			}
@@ -472,7 +474,7 @@ func keepsFinalizer(
 	case !w.Now.Before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout)):
 		r := timedOut(s, node)
 		return false, r.Reason, r.Message
-	case h.Presence != deleting || h.Stale || drains, len(h.Items) > 0 && !recorded:
+	case h.Presence != deleting || h.Stale || drains || w.Incomplete != "", len(h.Items) > 0 && !recorded:
 		return true, "", ""
 	case r.Held != "":
 		return false, reasonSkipped, "Finalizer removed: too many nodes are lost. The cleanup of the claims waits for an approval: " +
@@ -499,9 +501,14 @@ func (st Step) waits() bool {
 }
 
 // planNodes adds the problems of nodes, and the Nodes that get the finalizer.
-func (p *Plan) planNodes(s Settings, w world) {
+func (p *Plan) planNodes(s Settings) {
+	w := p.world
 	if s.Deletes() && w.KeyProblem != "" {
 		p.problem(CheckAbsence, "TopologyKeyUnknown", "%s, so nothing is cleaned up. Set --topology-node-key", w.KeyProblem)
+	}
+	if s.Deletes() && w.Incomplete != "" {
+		p.problem(CheckAbsence, "Incomplete", "Nothing is cleaned up: %s", w.Incomplete)
+		p.before(w.Now.Add(waitInterval))
 	}
 	if s.Deletes() {
 		for _, name := range w.Unlabelled {
@@ -532,6 +539,6 @@ func (p *Plan) planNodes(s Settings, w world) {
 }
 
 // needsLists reports what must be listed before the plan may be carried out: the Nodes and CSINodes, or the volumes.
-func (p Plan) needsLists(w world) (nodes, volumes bool) {
-	return p.wantsNodes && !w.Fresh, p.wantsVolumes && !w.VolumesListed
+func (p Plan) needsLists() (nodes, volumes bool) {
+	return p.wantsNodes && !p.world.Fresh, p.wantsVolumes && !p.world.VolumesListed
 }

@@ -87,6 +87,8 @@ func TestNextRecord(t *testing.T) {
 		{"nothing is left", host{Presence: missing, Items: []*item{}}, &lost, nil, nil},
 		{"nothing is left, without lists", host{Presence: missing, Items: []*item{}}, &lost, func(w *world) { w.Fresh = false }, &lost},
 		{"nothing is left in the window", host{Presence: missing, Items: []*item{}}, &acted, nil, &acted},
+		{"nothing is left, as far as it is known", host{Presence: missing, Items: []*item{}}, &lost,
+			func(w *world) { w.Incomplete = resourcesUnknown }, &lost},
 		{"a volume names it by another key", host{Presence: missing, Items: []*item{}, Mentioned: true}, &lost, nil, &lost},
 		{"nothing is left of a held host", host{Presence: missing, Items: []*item{}}, &held, nil, &held},
 		{"nothing is left of a held host, with a list of volumes", host{Presence: missing, Items: []*item{}}, &held,
@@ -108,6 +110,10 @@ func TestNextRecord(t *testing.T) {
 			&LostNode{Node: "h", UID: "u", Held: HeldByBreaker, OptedOut: true}},
 		{"unclear, by the cache", host{Presence: unclear}, &approved, func(w *world) { w.Fresh = false }, &approved},
 		{"unclear, and unknown", host{Presence: unclear}, nil, nil, nil},
+		{"unclear, and approved while a Node that may be it exists", host{Presence: unclear, Nodes: []*corev1.Node{leavingNode("u")}},
+			with(approved, func(r *LostNode) { r.Since = time.Time{} }), nil, &LostNode{Node: "h", UID: "u"}},
+		{"unclear, and its Node is being deleted and opts out", host{Presence: unclear, Leaving: []*corev1.Node{opts},
+			Nodes: []*corev1.Node{opts}, Items: []*item{}}, nil, nil, &LostNode{Node: "h", UID: "u", OptedOut: true}},
 		{"unclear, and its Node had opted out", host{Presence: unclear, Last: &departed{Name: "h", UID: "u", OptedOut: true}}, nil, nil,
 			&LostNode{Node: "h", UID: "u", OptedOut: true}},
 		{"being deleted", host{Presence: deleting, Leaving: []*corev1.Node{leavingNode("u")}}, nil, func(w *world) { w.Fresh = false },
@@ -238,6 +244,11 @@ func TestReleases(t *testing.T) {
 		{"no record", func(_ *Settings, _ *world, h *host, r *LostNode) {
 			h.Items, *r = []*item{{}}, LostNode{Value: "h"}
 		}, nil, ""},
+		{"no volumes, as far as it is known", func(_ *Settings, w *world, _ *host, _ *LostNode) { w.Incomplete = resourcesUnknown }, nil,
+			""},
+		{"the timeout, as far as it is known", func(_ *Settings, w *world, _ *host, _ *LostNode) {
+			w.Incomplete, w.Now = resourcesUnknown, w.Now.Add(9*time.Minute)
+		}, nil, reasonTimeout},
 		{"no record, and no volumes", func(_ *Settings, _ *world, _ *host, r *LostNode) { *r = LostNode{Value: "h"} }, nil, "-"},
 		{"held", func(_ *Settings, _ *world, _ *host, r *LostNode) { r.Held = HeldByBreaker }, []Step{due}, reasonSkipped},
 		{"held in its grace", func(s *Settings, _ *world, _ *host, r *LostNode) {

@@ -350,7 +350,7 @@ func (r *run) pass(p *actor) {
 		lost = p.lost
 		w = newWorld(ctx, s, p.objects(r.now, fresh, volumes, r.api), records, p.observed)
 		pl = plan(s, w, records, p.tried)
-		nodes, pvs := pl.needsLists(w)
+		nodes, pvs := pl.needsLists()
 		if !nodes && !pvs {
 			break
 		}
@@ -437,7 +437,7 @@ func (r *run) remove(ctx context.Context, p *actor, w world, pl Plan, st Step, w
 	if !r.leads(p) {
 		return
 	}
-	f, err := liveFacts(ctx, r.settings, liveReader{r.store, r}, w, pl, st)
+	f, err := liveFacts(ctx, r.settings, liveReader{r.store, r}, pl, st)
 	if err != nil || f.Kind != st.Kind {
 		return
 	}

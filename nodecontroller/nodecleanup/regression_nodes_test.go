@@ -89,14 +89,21 @@ func TestLimitOutlivesTheLeader(t *testing.T) {
 func TestNodeWithoutLabelIsReported(t *testing.T) {
 	f := scenario(t, nil)
 	_, pvc := f.bound("a", "n")
-	f.node("bare")
-	f.label("bare", "")
+	for _, name := range []string{"bare", "bare2"} {
+		f.node(name)
+		f.label(name, "")
+	}
 	f.start()
 	f.event("Node", f.name("bare"), "NodeCleanupBlocked", "Restore the label")
 	f.event("CSIDriver", f.driver, "NodeCleanupBlocked", f.name("bare"))
+	f.event("CSIDriver", f.driver, "NodeCleanupBlocked", f.name("bare2"))
+	if asked := f.asked("GET csidrivers/" + f.driver); len(asked) != 1 {
+		t.Errorf("the CSIDriver was read %d times in one pass", len(asked))
+	}
 	f.event("PersistentVolume", f.name("pv-a"), "NodeCleanupSkipped", f.name("bare"))
 	f.stays(2*shortGrace, pvc)
 	f.label("bare", "bare")
+	f.label("bare2", "bare2")
 	f.claimDeleted("a")
 }
 
@@ -342,14 +349,25 @@ func TestNodesUnheardOf(t *testing.T) {
 	}
 }
 
+// TestSlowLists: lists that took longer than a minute have the Nodes that they have.
+func TestSlowLists(t *testing.T) {
+	f := scenario(t, nil)
+	slow := listed{at: time.Now().Add(-2 * listAge), nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n"}}}}
+	term := term{Controller: f.prepare(f.user).c}
+	if o := term.objects(slow, true); o.Nodes["n"] == nil || !o.Listed.Equal(slow.at) {
+		t.Errorf("got %+v", o)
+	}
+}
+
 // TestNoCheckForLong: a node returned and was lost again while no process checked. The grace starts again.
 func TestNoCheckForLong(t *testing.T) {
 	const grace = 4 * shortGrace
-	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.ClockGap = grace, 3*shortGrace })
+	f := scenario(t, func(f *fixture) { f.cfg.NodeMissingGrace, f.cfg.ClockGap = time.Hour, 3*shortGrace })
 	f.bound("a", "n")
 	f.start()
 	f.missing("n")
 	f.stop()
+	f.cfg.NodeMissingGrace = grace
 	f.passed(time.Now(), grace)
 	again := time.Now()
 	f.start()

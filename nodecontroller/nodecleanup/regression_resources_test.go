@@ -4,6 +4,7 @@
 package nodecleanup
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -77,6 +78,7 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 		f.deleteNode("n")
 		f.stays(3*shortGrace, pv, pvc)
 		resources.kept("lv")
+		f.metric(0, breakerOpen)
 	})
 	for name, change := range map[string]func(pv *corev1.PersistentVolume){
 		"that_are_not_cached": retained,
@@ -148,23 +150,25 @@ func fourLost(t *testing.T, change func(f *fixture), create func(f *fixture, nod
 	return f
 }
 
-// TestResourcesThatAreNotCached: nothing is cleaned up before the custom resources are known, whose Node would be released without them.
+// TestResourcesThatAreNotCached: nothing is cleaned up before the custom resources are known. Their Node is released at its timeout.
 func TestResourcesThatAreNotCached(t *testing.T) {
-	f := scenario(t, parity)
+	f := scenario(t, func(f *fixture) { parity(f); f.cfg.Timeout, f.cfg.NodeFinalizerTimeout = 5*time.Second, 2*shortGrace })
 	f.resourcesCached = make(signal)
 	resources := f.installLogicalVolumes()
 	f.node("n", f.cfg.NodeFinalizer)
 	pv, pvc := f.bound("a", "n")
 	resources.create("lv", "n", "pv-a")
-	f.process = f.run(f.user)
+	f.start()
+	f.event("CSIDriver", f.driver, "NodeCleanupBlocked", resourcesUnknown)
 	f.deleteNode("n")
-	f.stays(shortGrace, pv, pvc)
-	if sent := f.allRequests(); len(sent) > 0 {
-		t.Errorf("requests %v", sent)
-	}
-	close(f.resourcesCached)
+	f.event("Node", f.name("n"), "NodeFinalizerTimeout", "")
 	f.nodeDeleted("n")
+	f.stays(2*shortGrace, pv, pvc)
+	resources.kept("lv")
+	f.untilRecord("n", "says why", func(n *LostNode) bool { return n != nil && strings.Contains(n.Next, resourcesUnknown) })
+	close(f.resourcesCached)
 	resources.deleted("lv")
+	f.claimDeleted("a")
 }
 
 // TestBreakerAndCustomResources: nodes of which only custom resources are left count and are held too.

@@ -168,7 +168,7 @@ func TestMisspelledOptOut(t *testing.T) {
 		var d departures
 		d.add(s, node, node, true)
 		record := LostNode{}.deleting(s, &host{Nodes: []*corev1.Node{node}, Leaving: []*corev1.Node{node}})
-		if last := d.since(time.Now()); record.OptedOut != (value != enabled) || last[0].OptedOut != (value != enabled) {
+		if last, _ := d.since(time.Now()); record.OptedOut != (value != enabled) || last[0].OptedOut != (value != enabled) {
 			t.Errorf("the record of a Node with the value %q is %+v, its last state %+v", value, record, last)
 		}
 	}

@@ -38,7 +38,7 @@ const (
 	// Warning, PV, PVC, Node, CSIDriver: a permission is missing, an admission webhook or a policy refuses a request, a
 	// VolumeAttachment or another controller's finalizer keeps the volume, the PV is in phase Failed, a node with the driver lacks
 	// the topology label, the opt-out of a Node that is being deleted cannot be recorded, the finalizer keeps a Node with
-	// --node-finalizer-mode=off, or a record cannot be parsed
+	// --node-finalizer-mode=off, the custom resources of the driver are not cached, or a record cannot be parsed
 	reasonBlocked = "NodeCleanupBlocked"
 	// Warning, CSIDriver: too many nodes are lost; nothing more is cleaned up until an administrator approves it
 	reasonBreakerOpen = "NodeCleanupBreakerOpen"
@@ -59,25 +59,25 @@ func warn(obj runtime.Object, reason, message string) news {
 	return news{obj, "", corev1.EventTypeWarning, reason, message}
 }
 
-// send sends an event. The object need not exist.
+// send sends an event about an object, or about a Node, which need not exist.
 func (c *Controller) send(e news) {
-	switch {
-	case e.object != nil:
-	case e.node != "":
+	if e.object == nil {
 		node, ok := c.nodes.Get(e.node)
 		if !ok {
 			node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: e.node}}
 		}
 		e.object = node
-	default:
-		live := apiServer{client: c.deps.Client, timeout: c.cfg.Timeout}
-		driver, err := get(context.Background(), live, "CSIDriver", c.cfg.Driver, c.deps.Client.StorageV1().CSIDrivers().Get)
-		if err != nil || driver == nil {
-			driver = &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: c.cfg.Driver}}
-		}
-		e.object = driver
 	}
 	c.deps.Events.Event(e.object, e.kind, e.reason, e.message)
+}
+
+// csiDriver returns the CSIDriver, or one with its name if it cannot be read.
+func (t *term) csiDriver(ctx context.Context) *storagev1.CSIDriver {
+	driver, err := get(ctx, t.deleter.apiServer, "CSIDriver", t.cfg.Driver, t.deps.Client.StorageV1().CSIDrivers().Get)
+	if err != nil || driver == nil {
+		driver = &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: t.cfg.Driver}}
+	}
+	return driver
 }
 
 // of returns e about a volume, and about its claim.
@@ -119,7 +119,7 @@ func events(s Settings, before, after Plan) (all []news) {
 			all = append(all, was.returnedEvents()...)
 			continue
 		}
-		all = append(all, h.events(s, was)...)
+		all = append(all, h.events(was)...)
 	}
 	for _, value := range slices.Sorted(maps.Keys(known)) { // their records have ended
 		h := known[value]
@@ -131,11 +131,24 @@ func events(s Settings, before, after Plan) (all []news) {
 }
 
 // exists reports whether the Node of a host exists, and is not being deleted.
-func (p Plan) exists(h HostPlan) bool { return p.stays[h.Value] || p.stays[h.Node] }
+func (p Plan) exists(h HostPlan) bool { return p.world.stays[h.Value] || p.world.stays[h.Node] }
 
 // same reports whether other is the same problem.
 func (r Reason) same(other Reason) bool {
 	return r.Name == other.Name && r.Node == other.Node && (r.Message == other.Message || r.Check == CheckForbidden)
+}
+
+// maxProblems bounds the problems of a plan, most of which have an event.
+const maxProblems = 100
+
+// bounded returns the first problems, and one with the number of the others.
+func bounded(problems []Reason) []Reason {
+	more := len(problems) - maxProblems
+	if more <= 0 {
+		return problems
+	}
+	rest := Reason{Check: CheckAbsence, Name: "MoreProblems", Message: fmt.Sprintf("there are %d more problems", more)}
+	return append(problems[:maxProblems:maxProblems], rest)
 }
 
 // event returns the event about the breaker that has opened or closed.
@@ -163,7 +176,7 @@ func (h HostPlan) volumes() []Step {
 }
 
 // events returns the events about a host that its last plan did not cause.
-func (h HostPlan) events(s Settings, before HostPlan) (all []news) {
+func (h HostPlan) events(before HostPlan) (all []news) {
 	lost := !h.Since.IsZero() && !h.Since.Equal(before.Since)
 	for _, st := range h.Steps {
 		if reason, kind := st.reported(); st.Kind == KindResource {
@@ -177,8 +190,8 @@ func (h HostPlan) events(s Settings, before HostPlan) (all []news) {
 			continue
 		}
 		if lost {
-			message := fmt.Sprintf("Node %s of this volume is missing. Mode %s: %s", h.Name(), s.mode(), h.follows(s, st))
-			all = append(all, st.Item.of(corev1.EventTypeWarning, reasonMissing, message)...)
+			all = append(all, st.Item.of(corev1.EventTypeWarning, reasonMissing,
+				fmt.Sprintf("Node %s of this volume is missing. %s", h.Name(), h.Next))...)
 		}
 		i := slices.IndexFunc(before.Steps, func(was Step) bool {
 			return was.Item.Volume != nil && was.Item.Volume.UID == st.Item.Volume.UID && was.Kind != KindResource
@@ -217,27 +230,6 @@ func (st Step) reported() (r Reason, event string) {
 		}
 	}
 	return Reason{}, ""
-}
-
-// follows returns what happens to a volume whose node is missing.
-func (h HostPlan) follows(s Settings, st Step) string {
-	due := h.due(s).UTC().Format(time.RFC3339)
-	if s.Deletes() {
-		if why, kept := st.kept(); kept {
-			return "nothing is deleted after the grace period (" + due + "): " + why.Message
-		}
-	}
-	what := map[Kind]string{KindClaim: "the claim", KindVolume: "the volume", KindFinalizers: "the volume"}[st.Kind]
-	if s.NodeCleanup == ModeVolumes && st.Kind == KindClaim {
-		what = "the claim, then the volume,"
-	}
-	switch {
-	case !s.Deletes() && what != "":
-		return "nothing is deleted. Mode " + string(ModeVolumes) + " would delete " + what
-	case !s.Deletes() || what == "":
-		return "nothing is deleted"
-	}
-	return what + " will be deleted, not before " + due
 }
 
 // due returns the end of the grace of a missing host.
@@ -281,6 +273,8 @@ func (p Plan) sentence(s Settings, h HostPlan) string {
 		return h.Next
 	case h.OptedOut:
 		return "Nothing is deleted: the Node had opted out"
+	case p.world.Incomplete != "":
+		return "Nothing is deleted: " + p.world.Incomplete
 	case h.returned():
 		return "The breaker counts its cleanup until " + h.Acted.Add(s.NodeCleanupWindow).UTC().Format(time.RFC3339)
 	case !s.Deletes():
@@ -290,7 +284,7 @@ func (p Plan) sentence(s Settings, h HostPlan) string {
 			p.Breaker.Total, p.Breaker.Limit, would("would be deleted"))
 	case h.Presence == deleting:
 		return would("are being deleted before the finalizer of its Node is removed")
-	case h.Presence == missing && p.now.Before(h.due(s)):
+	case h.Presence == missing && p.world.Now.Before(h.due(s)):
 		return would("will be deleted after "+h.due(s).UTC().Format(time.RFC3339)) + ", unless it returns"
 	case h.Presence == missing:
 		return would("are being deleted")

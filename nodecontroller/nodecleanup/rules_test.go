@@ -141,6 +141,7 @@ var refusals = []struct {
 		f.Hosts = append(f.Hosts, hostFacts{Value: "other", Presence: present})
 	}},
 	{"the Nodes were not listed", "absence", KindClaim, false, func(_ *Settings, f *facts) { f.Listed = ago(61 * time.Second) }},
+	{"the custom resources are not cached", "absence", KindClaim, true, func(_ *Settings, f *facts) { f.Incomplete = resourcesUnknown }},
 	{"no host", "absence", KindClaim, false, func(_ *Settings, f *facts) { f.Hosts = nil }},
 	{"an object cannot be read", "absence", KindClaim, false, func(_ *Settings, f *facts) { f.Item.Unread = errors.New("timeout") }},
 	{"the Node lacks our finalizer", "deleting", KindClaim, true, func(_ *Settings, f *facts) { f.Hosts[0].Nodes[0].Finalizers = nil }},

@@ -39,16 +39,21 @@ type reader interface {
 	class(ctx context.Context, name string) (*storagev1.StorageClass, error)
 	namespace(ctx context.Context, name string) (*corev1.Namespace, error)
 	node(ctx context.Context, name string) (*corev1.Node, error)
-	csiNode(ctx context.Context, name string) (*storagev1.CSINode, error)
-	resource(ctx context.Context, name string) (*Resource, error)
 	claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error)
-	// labelled returns the Nodes with this label.
-	labelled(ctx context.Context, key, value string) ([]*corev1.Node, error)
 	// pods returns the pods that use a claim, on any node and in any phase. If a cache does not know them yet, it is an error:
 	// a Node without pods counts as drained.
 	pods(ctx context.Context, claim *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error)
 	// attachments returns the names of the VolumeAttachments of a volume.
 	attachments(ctx context.Context, volume string) ([]string, error)
+}
+
+// uncachedReader is a reader that is no cache.
+type uncachedReader interface {
+	reader
+	csiNode(ctx context.Context, name string) (*storagev1.CSINode, error)
+	resource(ctx context.Context, name string) (*Resource, error)
+	// labelled returns the Nodes with this label.
+	labelled(ctx context.Context, key, value string) ([]*corev1.Node, error)
 }
 
 // Resource is a custom resource of the driver that belongs to one node and, with a volume handle, to one volume.
@@ -64,9 +69,10 @@ type Resource struct {
 // objects are what a pass reads, from caches and lists. Nothing of it is modified.
 type objects struct {
 	Now           time.Time
-	Listed        time.Time // when the lists of Nodes and CSINodes in it began; zero: it has none, or older ones than a minute
+	Listed        time.Time // when the lists of Nodes and CSINodes in it began; zero: it has none
 	Fresh         bool      // the lists are of this pass: they alone have decided about Nodes and CSINodes
 	VolumesListed bool      // Volumes has a list of this pass
+	Incomplete    string    // what is not known, so that nothing may be deleted; empty: all is
 	Nodes         map[string]*corev1.Node
 	CSINodes      map[string]*storagev1.CSINode
 	Cached        map[string]*corev1.Node // the Nodes of the cache, if Fresh
@@ -74,6 +80,10 @@ type objects struct {
 	Volumes       []*corev1.PersistentVolume
 	Resources     []Resource
 }
+
+// resourcesUnknown is the value of Incomplete while the custom resources of the driver are not cached.
+const resourcesUnknown = "the custom resources of the driver are not cached. Check that their CustomResourceDefinition is installed, and " +
+	"that the ClusterRole grants list and watch on them"
 
 // departed is the last state of a Node that was deleted, or that has another host now. The process saw that at the time At.
 type departed struct {
@@ -221,18 +231,12 @@ func (w *world) addHosts(r Records) {
 // addItems adds the volumes and custom resources with a host that has no Node that stays.
 func (w *world) addItems(ctx context.Context, s Settings, src reader) {
 	lost := func(value string) bool { return !w.stays[value] }
-	owner, wanted, handles := make([]string, len(w.Resources)), map[string]bool{}, map[string]*item{}
-	for i, res := range w.Resources {
-		owner[i] = res.Node
-		if res.Handle != "" && lost(owner[i]) {
-			wanted[res.Handle] = true
-		}
+	wanted, handles := map[string]bool{}, map[string]*item{}
+	for _, res := range w.Resources {
+		wanted[res.Handle] = wanted[res.Handle] || res.Handle != "" && lost(res.Node)
 	}
 	for _, pv := range w.Volumes {
-		if pv.Spec.CSI == nil || pv.Spec.CSI.Driver != s.Driver {
-			continue
-		}
-		if !wanted[pv.Spec.CSI.VolumeHandle] && !anyValue(pv, w.Key, lost) {
+		if pv.Spec.CSI == nil || pv.Spec.CSI.Driver != s.Driver || !wanted[pv.Spec.CSI.VolumeHandle] && !anyValue(pv, w.Key, lost) {
 			continue
 		}
 		it, err := readItem(ctx, s, src, w.Key, pv.Name)
@@ -249,7 +253,7 @@ func (w *world) addItems(ctx context.Context, s Settings, src reader) {
 	}
 	for i, res := range w.Resources {
 		it := handles[res.Handle]
-		if !lost(owner[i]) && it == nil {
+		if !lost(res.Node) && it == nil {
 			continue
 		}
 		own := item{Owners: map[string]metav1.Object{}}
@@ -257,10 +261,11 @@ func (w *world) addItems(ctx context.Context, s Settings, src reader) {
 			own = *it
 		}
 		own.Resource = &w.Resources[i]
+		hosts := sorted(own.Values, []string{res.Node})
 		if it == nil || len(it.Values) > 0 { // else its volume belongs to no node: nothing may be deleted
-			own.Values = sorted(own.Values, owner[i:i+1])
+			own.Values = hosts
 		}
-		w.add(&own, sorted(own.Values, owner[i:i+1]), lost)
+		w.add(&own, hosts, lost)
 	}
 }
 
@@ -497,7 +502,7 @@ func (it *item) readClaim(ctx context.Context, src reader, key string) error {
 }
 
 // reread reads an item again, with the custom resource, if it is one. seen is the item of the plan.
-func reread(ctx context.Context, s Settings, src reader, key string, seen *item) (it item, err error) {
+func reread(ctx context.Context, s Settings, src uncachedReader, key string, seen *item) (it item, err error) {
 	it.Owners = map[string]metav1.Object{}
 	if seen.Volume != nil {
 		if it, err = readItem(ctx, s, src, key, seen.Volume.Name); err != nil {
@@ -520,7 +525,9 @@ func reread(ctx context.Context, s Settings, src reader, key string, seen *item)
 
 // readHost reads the presence of a host from src by its value, the recorded name of its Node, the label, and names that lists
 // have for it.
-func readHost(ctx context.Context, s Settings, src reader, key, value, recorded string, names []string) (presence, []*corev1.Node, error) {
+func readHost(
+	ctx context.Context, s Settings, src uncachedReader, key, value, recorded string, names []string,
+) (presence, []*corev1.Node, error) {
 	o := objects{Nodes: map[string]*corev1.Node{}, CSINodes: map[string]*storagev1.CSINode{}}
 	if key != "" && len(validation.IsValidLabelValue(value)) == 0 {
 		labelled, err := src.labelled(ctx, key, value)
@@ -583,12 +590,9 @@ func localValues(pv *corev1.PersistentVolume, driver, key string) (values []stri
 	return values, true
 }
 
-// anyValue reports whether f holds for a value of key in the node affinity of pv.
+// anyValue reports whether f holds for a value of key in the node affinity of pv, a CSI volume.
 func anyValue(pv *corev1.PersistentVolume, key string, f func(string) bool) bool {
-	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
-		return false
-	}
-	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+	for _, term := range affinityOf(pv, pv.Spec.CSI.Driver) {
 		for _, e := range term.MatchExpressions {
 			if e.Key == key && slices.ContainsFunc(e.Values, f) {
 				return true

@@ -5,7 +5,9 @@ package nodecleanup
 
 import (
 	"context"
+	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -49,17 +51,94 @@ func TestWorld(t *testing.T) {
 	}
 }
 
-// TestVolumeThatIsNotCached checks that a volume which only a list of the pass has keeps itself and its custom resource.
-func TestVolumeThatIsNotCached(t *testing.T) {
+// TestItems checks which items host h has, and what is not known of them.
+func TestItems(t *testing.T) {
 	s, _ := permitted(KindClaim, false)
 	s.TopologyNodeKey = testKey
 	a := newAPI()
 	a.bind("c", "h")
-	o := objects{Now: noon, Listed: noon, Fresh: true, VolumesListed: true, Volumes: []*corev1.PersistentVolume{a.volumes["pv-c"]},
-		Resources: []Resource{{Name: "r", Node: "h", Handle: "handle-c", UID: "r"}}}
-	h := newWorld(context.Background(), s, o, Records{}, newStore()).Hosts["h"]
-	if len(h.Items) != 2 || h.Items[0].Unread == nil || h.Items[1].Unread == nil || h.Items[1].Resource == nil || !h.Used {
-		t.Errorf("got %+v", h.Items)
+	a.bind("d", "h")
+	pv, shared, foreign := a.volumes["pv-c"], a.volumes["pv-d"].DeepCopy(), a.volumes["pv-c"].DeepCopy()
+	shared.Spec.CSI.VolumeHandle = pv.Spec.CSI.VolumeHandle
+	foreign.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key = "legacy"
+	own := Resource{Name: "r", Node: "h", Handle: pv.Spec.CSI.VolumeHandle, UID: "r"}
+	for _, c := range []struct {
+		name     string
+		listed   []*corev1.PersistentVolume
+		uncached bool
+		res      Resource
+		want     []Kind
+		unread   error
+	}{
+		{"a volume and its custom resource", []*corev1.PersistentVolume{pv}, false, own, []Kind{KindClaim, KindResource}, nil},
+		{"a volume that only a list has", []*corev1.PersistentVolume{pv}, true, own, []Kind{KindNone, KindResource}, errNotCached},
+		{"two volumes with one handle", []*corev1.PersistentVolume{pv, shared}, false, own, []Kind{KindNone, KindNone, KindResource},
+			errSharedHandle},
+		{"a volume with another topology key", []*corev1.PersistentVolume{foreign}, false, own, []Kind{KindResource}, nil},
+		{"a custom resource with the name of a deleted Node of another host", nil, false, Resource{Name: "r", Node: "h"},
+			[]Kind{KindResource}, nil},
+	} {
+		src := newStore()
+		for _, pv := range c.listed {
+			if !c.uncached {
+				src.volumes[pv.Name] = pv
+			}
+		}
+		src.claims = a.claims
+		o := objects{Now: noon, Listed: noon, Fresh: true, VolumesListed: true, Volumes: c.listed, Resources: []Resource{c.res},
+			Departed: []departed{{Name: "h", Labels: map[string]string{testKey: "other"}, Deleted: true}}}
+		var kinds []Kind
+		h := newWorld(context.Background(), s, o, Records{}, src).Hosts["h"]
+		for _, it := range h.Items {
+			kinds = append(kinds, nextKind(s, it))
+			if it.Unread != c.unread {
+				t.Errorf("%s: %s is unread: %v, want %v", c.name, nextKind(s, it), it.Unread, c.unread)
+			}
+		}
+		if !slices.Equal(kinds, c.want) || h.Used != (c.unread != nil) {
+			t.Errorf("%s: got %q, used %v", c.name, kinds, h.Used)
+		}
+	}
+}
+
+// TestDepartures checks that a Node whose labels have changed stays in lists, unlike a deleted one, and the limit.
+func TestDepartures(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: newAPI().meta("n")}
+	for deleted, want := range map[bool]int{true: 0, false: 1} {
+		var d departures
+		d.add(DefaultSettings(), node, node, deleted)
+		if nodes, _ := d.without(listed{nodes: []*corev1.Node{node}}); len(nodes) != want {
+			t.Errorf("deleted %v: %d Nodes are left", deleted, len(nodes))
+		}
+	}
+	s, d := DefaultSettings(), departures{}
+	for range maxDeparted {
+		d.add(s, node, node, false)
+	}
+	if _, incomplete := d.since(time.Now()); incomplete != "" {
+		t.Error(incomplete)
+	}
+	d.add(s, node, node, false)
+	optedOut := node.DeepCopy()
+	optedOut.Annotations = map[string]string{CleanupAnnotation(s.Driver): disabled}
+	d.add(s, optedOut, optedOut, true)
+	nodes, incomplete := d.since(time.Now())
+	if len(nodes) != maxDeparted+1 || incomplete == "" {
+		t.Errorf("%d Nodes are remembered, incomplete: %q", len(nodes), incomplete)
+	}
+	if _, incomplete = d.since(time.Now().Add(departedAge + time.Minute)); incomplete != "" {
+		t.Errorf("later: %s", incomplete)
+	}
+}
+
+// TestBounded checks the limit of problems.
+func TestBounded(t *testing.T) {
+	many := make([]Reason, maxProblems+2)
+	if got := bounded(many); len(got) != maxProblems+1 || got[maxProblems].Message != "there are 2 more problems" {
+		t.Errorf("%d problems: %d are left, the last is %q", len(many), len(got), got[len(got)-1].Message)
+	}
+	if got := bounded(many[2:]); len(got) != maxProblems {
+		t.Errorf("%d problems: %d are left", len(many)-2, len(got))
 	}
 }
 
