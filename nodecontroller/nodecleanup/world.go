@@ -72,7 +72,7 @@ type objects struct {
 	Listed        time.Time // when the lists of Nodes and CSINodes in it began; zero: it has none
 	Fresh         bool      // the lists are of this pass: they alone have decided about Nodes and CSINodes
 	VolumesListed bool      // Volumes has a list of this pass
-	Incomplete    string    // the objects that are not known, so that nothing may be deleted; empty: none
+	Incomplete    string    // why objects may be absent here, so that nothing may be deleted; empty: all are here
 	Nodes         map[string]*corev1.Node
 	CSINodes      map[string]*storagev1.CSINode
 	Cached        map[string]*corev1.Node // the Nodes of the cache, if Fresh

@@ -51,7 +51,7 @@ func TestWorld(t *testing.T) {
 	}
 }
 
-// TestItems checks which items host h has, and which facts about them are missing.
+// TestItems checks which items host h has, and which of them cannot be read.
 func TestItems(t *testing.T) {
 	s, _ := permitted(KindClaim, false)
 	s.TopologyNodeKey = testKey
