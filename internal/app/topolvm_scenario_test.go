@@ -307,11 +307,18 @@ func TestTopolvmScenario(t *testing.T) {
 		first := startPod(t, false)
 		first.ready()
 		second := startPod(t, false, "--csi-socket="+first.socket)
-		err := <-second.ended
-		second.ended <- err
-		if err == nil || !strings.Contains(err.Error(), "another process accepts connections on "+first.socket) {
-			t.Errorf("the second process ends with %v", err)
-		}
+		kubetest.Eventually(t, "the second process has ended", func(context.Context) error {
+			select {
+			case err := <-second.ended:
+				second.ended <- err
+				if err == nil || !strings.Contains(err.Error(), "another process accepts connections on "+first.socket) {
+					t.Errorf("the second process ends with %v", err)
+				}
+				return nil
+			default:
+				return errors.New("it runs")
+			}
+		})
 		first.ready()
 	})
 	t.Run("083_endpoints", func(t *testing.T) {
