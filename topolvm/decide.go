@@ -50,8 +50,8 @@ func (s subject) fail(code codes.Code, format string, args ...any) step {
 // staleAfter is the time after which the failure of an earlier expansion counts for this one, too: the status has not changed.
 const staleAfter = 3 * time.Second
 
-// waitForNode returns the step of a call that waits for topolvm-node. It does not wait for a Node that does not exist, or that is not
-// Ready, because each call occupies a worker of the caller.
+// waitForNode returns the step of a call that waits for topolvm-node. It does not wait for a Node that does not exist, that is not
+// Ready or that is being deleted: each call occupies a worker of the caller, and has the node cleanup wait.
 func (s volumeState) waitForNode() step {
 	about, what := subjectOf(s.lv), "created"
 	switch {
@@ -66,6 +66,9 @@ func (s volumeState) waitForNode() step {
 	case s.node.object == nil:
 		return about.fail(codes.Aborted, "it cannot be %s, because the Node does not exist. Bring the node back, or have its "+
 			"LogicalVolumes deleted by the node cleanup", what)
+	case s.node.object.DeletionTimestamp != nil:
+		return about.fail(codes.Aborted, "it is not %s yet, because the Node is being deleted. The node cleanup deletes its LogicalVolumes",
+			what)
 	case !s.node.ready():
 		return about.fail(codes.Aborted, "it is not %s yet, because the Node is not Ready. Check the node, or delete its Node object "+
 			"if it does not return", what)

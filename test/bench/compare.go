@@ -142,7 +142,7 @@ func compare(ctx context.Context, o options) (*comparison, error) {
 // buildSides builds csi-provisioner, csi-attacher and storage-controller. None has a limit of requests that
 // it could reach.
 func buildSides(ctx context.Context, dir string) (sides [2]side, err error) {
-	provisioner, attacher, err := kubetest.BuildReference(ctx, os.Stderr)
+	programs, err := kubetest.BuildReference(ctx, os.Stderr, "csi-provisioner", "csi-attacher")
 	if err != nil {
 		return sides, err
 	}
@@ -151,7 +151,7 @@ func buildSides(ctx context.Context, dir string) (sides [2]side, err error) {
 		return sides, err
 	}
 	sides[reference], err = sideOf("csi-provisioner + csi-attacher",
-		"--worker-threads=100 --kube-api-qps=100000 --kube-api-burst=100000", provisioner, attacher)
+		"--worker-threads=100 --kube-api-qps=100000 --kube-api-burst=100000", programs...)
 	if err != nil {
 		return sides, err
 	}
