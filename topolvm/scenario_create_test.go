@@ -264,10 +264,13 @@ var createScenarios = []scenario{
 		f.nodes["a"].Stop()
 		f.abandoned("v", f.on("a"))
 		f.requests.take()
-		for range 2 {
+		waits := func() bool {
 			_, err := f.createWithin(2*time.Second, "v", f.on("b"))
 			f.fails(err, codes.DeadlineExceeded)
+			return f.lv("v").DeletionTimestamp != nil
 		}
+		f.until("a call deletes the LogicalVolume on a", waits)
+		waits() // and another call does not
 		f.sentOnce(t, deleteLV)
 		f.nodes["a"].Run()
 		if got := f.nodeOf(f.created("v", f.on("b"))); got != "b" || len(f.nodes["a"].Volumes()) > 0 {

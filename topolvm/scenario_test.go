@@ -222,6 +222,13 @@ var serviceScenarios = []scenario{
 			t.Errorf("sum %d", got)
 		}
 	}},
+	{"070_node_is_being_deleted", func(t *testing.T) {
+		f := start(t)
+		v := f.created("v", f.on("b"))
+		f.nodes["b"].Stop()
+		f.deleteNode("b")
+		f.fails(f.delete(v.VolumeId), codes.Aborted, "v", f.value("b"), "is being deleted")
+	}},
 	{"070_node_not_ready", func(t *testing.T) { // the part of the service
 		f := start(t)
 		f.nodes["a"].Stop()

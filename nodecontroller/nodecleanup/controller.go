@@ -182,7 +182,7 @@ const (
 	passInterval = time.Second
 	// passTime is the time after which a pass begins no further deletion.
 	passTime = 10 * time.Second
-	// waitInterval is the time between two failed passes while a Node waits for our finalizer.
+	// waitInterval is the time between two passes that fail while a Node waits for our finalizer, or that lack a permission or a cache.
 	waitInterval = 10 * time.Second
 )
 
@@ -271,7 +271,7 @@ func (t *term) retry(r round, next time.Time, err error) (time.Time, error) {
 // waiting returns the Nodes that are being deleted and wait for our finalizer.
 func (r round) waiting(s Settings) (nodes []*corev1.Node) {
 	for _, node := range r.plan.world.Nodes {
-		if node.DeletionTimestamp != nil && s.NodeFinalizerMode != FinalizerOff && slices.Contains(node.Finalizers, s.NodeFinalizer) {
+		if node.DeletionTimestamp != nil && s.holds(node) {
 			nodes = append(nodes, node)
 		}
 	}
@@ -342,6 +342,9 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 	}
 	l.volumes, l.volumesListed = nil, false
 	t.listed = l
+	if len(t.deps.Informers.Forbidden()) > 0 || r.plan.world.Incomplete != "" { // the end of either need not enqueue a pass
+		r.plan.before(r.plan.world.Now.Add(waitInterval))
+	}
 	r.plan.Records.Holder = t.holder
 	for i, h := range r.plan.Hosts {
 		n, recorded := r.plan.Records.Lost[h.Value]

@@ -35,7 +35,7 @@
 //	  worker-8: '{"node":"worker-8","since":"2026-11-22T09:50:00Z","acted":"2026-11-22T10:05:02Z"}'
 //
 // The promises of the package are numbered. 1 to 19 are the elements of [rules]: a deletion needs the consent of all of them.
-// The others are:
+// The others, of which [nextRecord] and [releases] are in plan.go, are:
 //
 //  20. A deletion carries the UID and the resourceVersion of the live read. A patch of finalizers tests the resourceVersion.
 //  21. A record is written before anything is deleted, and before the finalizer of a Node is removed.

@@ -129,8 +129,7 @@ func (c *Controller) nodeUpdated(old, node *corev1.Node) {
 // that this process has added it.
 func (c *Controller) unprotected(node *corev1.Node) bool {
 	csiNode, _ := c.csiNodes.Get(node.Name)
-	return c.cfg.NodeFinalizerMode == FinalizerManage && node.DeletionTimestamp == nil &&
-		!slices.Contains(node.Finalizers, c.cfg.NodeFinalizer) && kube.DriverOnNode(csiNode, c.cfg.Driver) != nil
+	return c.cfg.protects(node, csiNode)
 }
 
 // mayBeKey reports whether volumes may name a Node by a label. Other labels may change often.

@@ -316,7 +316,7 @@ func checkDeleting(s Settings, f facts, refuse refuse) {
 			switch {
 			case n.DeletionTimestamp == nil || n.UID != h.Record.UID:
 				refuse(never, "NodeChanged", "Node %s is not the one that was being deleted", n.Name)
-			case s.NodeFinalizerMode == FinalizerOff || !slices.Contains(n.Finalizers, s.NodeFinalizer):
+			case !s.holds(n):
 				refuse(never, "NodeReleased", "Node %s does not wait for finalizer %s", n.Name, s.NodeFinalizer)
 			default:
 				if until, drains := s.drains(n, f.Now); drains {

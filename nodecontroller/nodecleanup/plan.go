@@ -15,8 +15,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // Plan is what a pass writes, deletes and releases.
@@ -251,8 +249,9 @@ func (n LostNode) deleting(s Settings, h *host) LostNode {
 	}
 	n.Node, n.UID, n.Since = node.Name, node.UID, time.Time{}
 	n.OptedOut = n.OptedOut || slices.ContainsFunc(h.Nodes, func(node *corev1.Node) bool { return s.optOut("Node", node) != "" })
-	acted := n.Acted.After(node.DeletionTimestamp.Time)                                  // the breaker counts it already
-	n.Planned = n.Planned || s.Deletes() && node.Spec.Unschedulable && !h.Used && !acted // other modes do not read pods
+	acted := n.Acted.After(node.DeletionTimestamp.Time) // the breaker counts it already
+	// Other modes do not read pods.
+	n.Planned = n.Planned || s.Deletes() && s.holds(node) && node.Spec.Unschedulable && !h.Used && !acted
 	return n
 }
 
@@ -433,7 +432,7 @@ func (st Step) due() bool { return st.Kind != KindNone && len(st.Reasons) == 0 }
 // releases returns the Nodes of a host whose finalizer is removed now. steps are those of the host, and r is its record.
 func releases(s Settings, w world, h *host, r LostNode, steps []Step) (all []Release) {
 	for _, node := range h.Leaving {
-		if s.NodeFinalizerMode == FinalizerOff || !slices.Contains(node.Finalizers, s.NodeFinalizer) {
+		if !s.holds(node) {
 			continue
 		}
 		if kept, reason, message := keepsFinalizer(s, w, h, r, steps, node); !kept {
@@ -526,12 +525,8 @@ func (p *Plan) planNodes(s Settings) {
 			p.Problems[len(p.Problems)-1].Node = name
 		}
 	}
-	if s.NodeFinalizerMode != FinalizerManage {
-		return
-	}
 	for name, node := range w.Nodes {
-		if node.DeletionTimestamp == nil && !slices.Contains(node.Finalizers, s.NodeFinalizer) &&
-			kube.DriverOnNode(w.CSINodes[name], s.Driver) != nil {
+		if s.protects(node, w.CSINodes[name]) {
 			p.Protect = append(p.Protect, name)
 		}
 	}

@@ -43,6 +43,8 @@ func TestNextRecord(t *testing.T) {
 	annotate(opts, disabled)
 	cordoned := leavingNode("u")
 	cordoned.Spec.Unschedulable = true
+	foreign := cordoned.DeepCopy()
+	foreign.Finalizers = []string{"example.com/other"}
 	with := func(r LostNode, change func(*LostNode)) *LostNode { change(&r); return &r }
 	for _, c := range []struct {
 		name   string
@@ -127,6 +129,8 @@ func TestNextRecord(t *testing.T) {
 			&LostNode{Node: "h", UID: "u", OptedOut: true}, nil, &LostNode{Node: "h", UID: "u", OptedOut: true}},
 		{"being deleted and drained", host{Presence: deleting, Leaving: []*corev1.Node{cordoned}}, nil, nil,
 			&LostNode{Node: "h", UID: "u", Planned: true}},
+		{"drained, and another finalizer keeps it", host{Presence: deleting, Leaving: []*corev1.Node{foreign}}, nil, nil,
+			&LostNode{Node: "h", UID: "u"}},
 		{"being deleted and cordoned", host{Presence: deleting, Leaving: []*corev1.Node{cordoned}, Used: true}, nil, nil,
 			&LostNode{Node: "h", UID: "u"}},
 		{"cordoned after the first deletion", host{Presence: deleting, Leaving: []*corev1.Node{cordoned}},
@@ -157,7 +161,7 @@ func TestNextRecord(t *testing.T) {
 			before = *c.before
 		}
 		before.Value = h.Value
-		s.NodeCleanup = ModeClaims
+		s.NodeCleanup, s.NodeFinalizerMode = ModeClaims, FinalizerRemove
 		got, exists := nextRecord(s, w, &h, before, c.before != nil)
 		switch {
 		case exists != (c.want != nil):

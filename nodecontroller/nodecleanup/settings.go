@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -151,6 +153,17 @@ func (s Settings) Deletes() bool { return s.mode() == ModeClaims || s.mode() == 
 
 // provisionerFinalizer is the finalizer of the provisioner on a PersistentVolume.
 const provisionerFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
+
+// holds reports whether our finalizer keeps node, and a pass may remove it.
+func (s Settings) holds(node *corev1.Node) bool {
+	return s.NodeFinalizerMode != FinalizerOff && slices.Contains(node.Finalizers, s.NodeFinalizer)
+}
+
+// protects reports whether a pass adds our finalizer to node, whose CSINode may be nil.
+func (s Settings) protects(node *corev1.Node, csiNode *storagev1.CSINode) bool {
+	return s.NodeFinalizerMode == FinalizerManage && node.DeletionTimestamp == nil && !slices.Contains(node.Finalizers, s.NodeFinalizer) &&
+		kube.DriverOnNode(csiNode, s.Driver) != nil
+}
 
 // removableFinalizers returns the finalizers that are removed from a PersistentVolume: those of the provisioner and of the
 // attacher of the driver.
