@@ -249,9 +249,12 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 	if _, err := io.ReadFull(out, line); err != nil || string(line) != "started" {
 		t.Fatalf("the child said %q: %v", line, err)
 	}
-	if n := len(processesOf(t, dir)); n < 4 {
-		t.Fatalf("%d processes run, want the supervisor, etcd, the API server and the snapshot-controller", n)
-	}
+	Eventually(t, "the supervisor, etcd, the API server and the snapshot-controller run", func(context.Context) error {
+		if n := len(processesOf(t, dir)); n < 4 {
+			return fmt.Errorf("%d processes run", n)
+		}
+		return nil
+	})
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
