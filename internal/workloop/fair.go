@@ -52,6 +52,7 @@ type fairQueue[K comparable] struct {
 	workers int
 	waiting int // number of keys that wait
 	pops    int
+	next    int // lane that Len has chosen
 	held    heldWorkers
 	groups  map[string]*fairGroup[K]
 	turns   [lanes]fifo[*fairGroup[K]] // groups with waiting keys in the lane
@@ -124,7 +125,9 @@ func (q *fairQueue[K]) push(key K) {
 func (q *fairQueue[K]) Len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.choose() < 0 {
+	// Pop must not choose again: the lane of a key may change meanwhile, and its new one be full.
+	q.next = q.choose()
+	if q.next < 0 {
 		return 0
 	}
 	return q.waiting
@@ -134,7 +137,7 @@ func (q *fairQueue[K]) Len() int {
 func (q *fairQueue[K]) Pop() K {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	lane := q.choose()
+	lane := q.next
 	key, g := q.take(lane)
 	q.pops++
 	q.held[lane]++

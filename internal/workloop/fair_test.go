@@ -91,6 +91,24 @@ func TestFairOrder(t *testing.T) {
 	}
 }
 
+// The lane of a key changes after Len has chosen it, and the new lane is full.
+func TestFairLaneChangesBeforePop(t *testing.T) {
+	lane := map[string]int{"a1": 3}
+	q := newFairQueue(letters, func(key string) int { return lane[key] })
+	q.setWorkers(2)
+	for _, key := range []string{"a1", "b1"} {
+		q.Push(key)
+		if q.Len() != 1 {
+			t.Fatalf("%s cannot be taken", key)
+		}
+		lane["b1"] = 3
+		if got := q.Pop(); got != key {
+			t.Errorf("popped %s instead of %s", got, key)
+		}
+		delete(lane, "b1")
+	}
+}
+
 // In any order of events, no key is lost, no group and no lane exceeds its limit, and the keys of a group in a lane keep their order.
 func TestFairInvariants(t *testing.T) {
 	for seed := range uint64(100) {
