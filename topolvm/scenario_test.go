@@ -256,7 +256,8 @@ var serviceScenarios = []scenario{
 		f.nodes["a"].Fail(int64(codes.ResourceExhausted))
 		f.nodes["a"].Run() // before the kubelet
 		retried := []string{<-f.retried, <-f.retried}
-		if slices.Sort(retried); !slices.Equal(retried, []string{"default/v", "default/w"}) {
+		slices.Sort(retried)
+		if !slices.Equal(retried, []string{"default/v", "default/w"}) {
 			t.Errorf("claims %q are retried", retried)
 		}
 		_, first := f.create("v", f.on("a"))
@@ -348,7 +349,8 @@ var serviceScenarios = []scenario{
 		}
 		asked, lost := 0, errors.New("the Lease was lost after the first write")
 		err = resources.Remove(t.Context(), *current, func() error {
-			if asked++; asked > 1 {
+			asked++
+			if asked > 1 {
 				return lost
 			}
 			return nil

@@ -126,7 +126,8 @@ func TestDepartures(t *testing.T) {
 	if len(nodes) != maxDeparted+1 || incomplete == "" {
 		t.Errorf("%d Nodes are remembered, incomplete: %q", len(nodes), incomplete)
 	}
-	if _, incomplete = d.since(time.Now().Add(departedAge + time.Minute)); incomplete != "" {
+	_, incomplete = d.since(time.Now().Add(departedAge + time.Minute))
+	if incomplete != "" {
 		t.Errorf("later: %s", incomplete)
 	}
 }
