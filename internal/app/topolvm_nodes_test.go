@@ -125,7 +125,7 @@ func nodeScenarios(t *testing.T) {
 	})
 	t.Run("051_052_capacity", func(t *testing.T) {
 		const nodes = 50
-		r := &requests{answered: map[string]int{}}
+		r := &requests{received: map[string]int{}}
 		p := startPodWith(t, kubetest.Proxy(t, kubetest.Get(t).Config(), r.serve), false, "--capacity-poll-interval=1h",
 			"--capacity-removal-grace=0s")
 		class := p.class()
@@ -207,7 +207,7 @@ func nodeScenarios(t *testing.T) {
 	})
 	t.Run("069_many_claims", func(t *testing.T) {
 		const claims, nodes = 200, 10
-		r := &requests{answered: map[string]int{}}
+		r := &requests{received: map[string]int{}}
 		// A call that ends before the volumes of its node exist would be repeated.
 		p := startPodWith(t, kubetest.Proxy(t, kubetest.Get(t).Config(), r.serve), false, "--timeout=5m")
 		class := p.class()
@@ -264,16 +264,19 @@ func (p *pod) loses(node *topolvmtest.Node) {
 // requests counts the requests of a process.
 type requests struct {
 	mu        sync.Mutex
-	answered  map[string]int // as [permissionOf] returns them
+	received  map[string]int // as [permissionOf] returns them
 	conflicts []string
 }
 
 func (r *requests) serve(w http.ResponseWriter, request *http.Request, pass http.Handler) {
+	r.mu.Lock()
+	// Before the API server has it: a test may see the change before this proxy has the response.
+	r.received[permissionOf(request)]++
+	r.mu.Unlock()
 	status := &statusWriter{ResponseWriter: w}
 	pass.ServeHTTP(status, request)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.answered[permissionOf(request)]++
 	if status.code == http.StatusConflict {
 		r.conflicts = append(r.conflicts, request.Method+" "+request.URL.Path)
 	}
@@ -284,7 +287,7 @@ func (r *requests) writes(resource string) (sum int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, verb := range []string{"create", "update", "patch", "delete"} {
-		sum += r.answered[verb+" "+resource]
+		sum += r.received[verb+" "+resource]
 	}
 	return sum
 }
@@ -295,7 +298,7 @@ func (r *requests) once(t *testing.T, volumes int, writes ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, write := range writes {
-		if n := r.answered[write]; n != volumes {
+		if n := r.received[write]; n != volumes {
 			t.Errorf("%d requests to %s, want %d", n, write, volumes)
 		}
 	}
