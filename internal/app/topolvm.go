@@ -37,7 +37,7 @@ const LegacyVariable = "USE_LEGACY"
 func Topolvm(replacing bool) Selection {
 	defaults := map[string]any{
 		"csi-socket": "/run/topolvm/csi-topolvm.sock", "metrics-bind-address": ":8080", "health-probe-bind-address": ":8081",
-		"leader-election": true, "leader-election-retry-period": 2 * time.Second,
+		"leader-election": true,
 		"provisioner.provisioning-protection": "always", "provisioner.extra-create-metadata": true, "provisioner.strict-topology": false,
 		"capacity.capacity-ownerref-level": 2, "nodecontroller.resize-nudge": true,
 	}
@@ -46,6 +46,7 @@ func Topolvm(replacing bool) Selection {
 	}
 	if replacing {
 		defaults["controllers"], defaults["nodecontroller.enable-webhooks"] = nodecontrollerName, true
+		defaults["leader-election-retry-period"] = 2 * time.Second
 	} else {
 		defaults["driver-health-endpoint"] = ":9808"
 	}

@@ -25,6 +25,9 @@ func Key(obj metav1.Object) string {
 // in the cache.
 func (i Informer[T]) Synced() bool { return i.informer.HasSynced() }
 
+// SyncedChecker is done once Synced returns true.
+func (i Informer[T]) SyncedChecker() cache.DoneChecker { return i.informer.HasSyncedChecker() }
+
 // Get returns the cached object with this key (see [Key]), or false if there is none.
 func (i Informer[T]) Get(key string) (T, bool) {
 	obj, _, _ := i.informer.GetIndexer().GetByKey(key) // the store of an informer returns no errors

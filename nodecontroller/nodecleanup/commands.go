@@ -83,7 +83,7 @@ func Approve(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	}
 	err = table.Flush()
 	if err == nil && request.All {
-		err = a.printNeverOptedIn(ctx, cfg.Settings, approved, out)
+		err = a.printNeverOptedIn(ctx, cfg.Settings, before, approved, out)
 	}
 	switch {
 	case err != nil:
@@ -105,8 +105,9 @@ func Approve(ctx context.Context, cfg Config, client kubernetes.Interface, reque
 	return err
 }
 
-// printNeverOptedIn prints the volumes and claims of approved hosts that only the approval agrees to delete.
-func (a apiServer) printNeverOptedIn(ctx context.Context, s Settings, approved []string, out io.Writer) error {
+// printNeverOptedIn prints the volumes and claims of approved hosts that only the approval agrees to delete. before are the records
+// without it.
+func (a apiServer) printNeverOptedIn(ctx context.Context, s Settings, before Records, approved []string, out io.Writer) error {
 	l, err := a.lists(ctx, listed{}, false, true)
 	if err != nil {
 		return err
@@ -121,9 +122,10 @@ func (a apiServer) printNeverOptedIn(ctx context.Context, s Settings, approved [
 			return err
 		}
 		refusals := map[string]bool{}
+		f := factsOf(s, Plan{Records: before}, &it)
 		for _, r := range rules {
 			if r.check == CheckScope || r.check == CheckPolicy {
-				r.refuses(s, facts{Kind: nextKind(s, &it), Item: &it}, func(time.Time, string, string, ...any) { refusals[r.name] = true })
+				r.refuses(s, f, func(time.Time, string, string, ...any) { refusals[r.name] = true })
 			}
 		}
 		claim := "-"

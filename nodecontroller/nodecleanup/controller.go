@@ -86,6 +86,7 @@ type Controller struct {
 	losses     atomic.Int64 // of Nodes and CSINodes: deletions, and requests for them
 	registered kube.Registrations
 	resources  cache.DoneChecker                     // done when Resources are cached; nil: there are none
+	optional   []cache.DoneChecker                   // of the caches without which passes plan, but nothing is deleted
 	seen       atomic.Pointer[Plan]                  // the last one; nil without the Lease
 	version    atomic.Value                          // resourceVersion of the ConfigMap, as this process last read or wrote it
 	queue      atomic.Pointer[workloop.Loop[string]] // nil without the Lease
@@ -121,6 +122,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	if cfg.Deletes() {
 		attachments, pods := optional.Attachments(), optional.Pods()
 		c.attachments, c.pods = &attachments, &pods
+		c.optional = append(c.optional, attachments.SyncedChecker(), pods.SyncedChecker())
 	}
 	if cfg.mode() == ModeOff {
 		c.deps.Resources = nil
@@ -199,13 +201,13 @@ func (c *Controller) Run(ctx context.Context) error {
 	if err := c.registered.Wait(ctx, "nodecontroller caches"); err != nil {
 		return err
 	}
-	if c.deps.Resources != nil {
-		wait, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
-		cached := cache.WaitFor(klog.NewContext(wait, klog.FromContext(ctx).V(2)), "custom resources", c.resources)
-		cancel()
-		if !cached && ctx.Err() == nil {
-			klog.FromContext(ctx).Info("Nothing is cleaned up, and Nodes wait for --node-finalizer-timeout", "reason", resourcesUnknown)
-		}
+	// A permission that is missing must not keep Nodes for longer.
+	wait, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	cached := cache.WaitFor(klog.NewContext(wait, klog.FromContext(ctx).V(2)), "optional nodecontroller caches", c.optional...)
+	cancel()
+	if !cached && ctx.Err() == nil {
+		klog.FromContext(ctx).Info("Nothing is cleaned up before pods, VolumeAttachments and custom resources of the driver are cached. " +
+			"Nodes wait for --node-finalizer-timeout")
 	}
 	hostname, _ := os.Hostname()
 	t := &term{Controller: c, end: end, holder: hostname + "_" + string(uuid.NewUUID()), records: parseRecords(nil), tried: attempts{}}
@@ -246,9 +248,11 @@ func (t *term) pass(ctx context.Context, _ string) (next time.Time, err error) {
 	}
 	t.publish(ctx, r, err, unlisted)
 	if err != nil {
-		for _, node := range r.overdue(t.cfg.Settings) {
-			if t.cfg.optOut("Node", node) == "" {
-				err = errors.Join(err, t.deleter.release(ctx, r.plan.world.Key, timedOut(t.cfg.Settings, node)))
+		for _, h := range r.plan.Hosts {
+			for _, release := range h.Releases {
+				if release.Unrecorded {
+					err = errors.Join(err, t.deleter.release(ctx, r.plan.world.Key, release))
+				}
 			}
 		}
 		return t.retry(r, r.plan.Next, err)
@@ -276,13 +280,6 @@ func (r round) waiting(s Settings) (nodes []*corev1.Node) {
 		}
 	}
 	return nodes
-}
-
-// overdue returns those among them that have waited for --node-finalizer-timeout.
-func (r round) overdue(s Settings) []*corev1.Node {
-	return slices.DeleteFunc(r.waiting(s), func(node *corev1.Node) bool {
-		return r.plan.world.Now.Before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout))
-	})
 }
 
 // readRecords reads the ConfigMap. If it was deleted, the records remain, and approvals end.
@@ -449,8 +446,8 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 		}
 	}
 	if failed != nil {
-		for _, node := range r.overdue(t.cfg.Settings) {
-			if t.cfg.optOut("Node", node) != "" {
+		for _, node := range r.waiting(t.cfg.Settings) {
+			if t.cfg.overdue(node, p.world.Now) && t.cfg.optOut("Node", node) != "" {
 				p.problem(CheckForbidden, "Unrecorded", "The Node has opted out of the cleanup. It keeps its finalizer until the opt-out "+
 					"can be written to ConfigMap %s", ConfigMapName(t.cfg.Driver))
 				p.Problems[len(p.Problems)-1].Node = node.Name

@@ -64,7 +64,7 @@ func (c *Controller) watch() {
 			c.enqueue(p == nil || !p.world.stays[node])
 		})
 		c.registered.AddUnawaited(registration, err)
-		c.resources = registration.Synced
+		c.resources, c.optional = registration.Synced, append(c.optional, registration.Synced)
 	}
 }
 

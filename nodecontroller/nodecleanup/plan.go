@@ -5,7 +5,6 @@ package nodecleanup
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -51,6 +50,9 @@ type Step struct {
 type Release struct {
 	Node            *corev1.Node
 	Reason, Message string
+	// Unrecorded reports whether it does not wait for the records of the plan: the Node has waited for --node-finalizer-timeout, and
+	// has not opted out.
+	Unrecorded bool
 }
 
 // Verdict is the decision of the breaker, which limits how many nodes may be lost at the same time without an approval. Many
@@ -93,14 +95,19 @@ func plan(s Settings, w world, r Records, tried attempts) Plan {
 	if s.mode() != ModeOff {
 		p.planRecords(s)
 	}
-	pending, steps := map[string]bool{}, map[string][]Step{}
+	pending, known, steps := map[string]bool{}, map[string]bool{}, map[string][]Step{}
 	for value, h := range w.Hosts {
-		pending[value] = slices.ContainsFunc(h.Items, func(it *item) bool { return isPending(w, it, mayClean(s, factsOf(s, p, it))) })
+		for _, it := range h.Items {
+			if isPending(w, it, mayClean(s, factsOf(s, p, it))) {
+				pending[value], known[value] = true, known[value] || !it.unknown()
+			}
+		}
 	}
 	p.Breaker = verdict(s, w, p.Records, pending)
 	if p.Breaker.Open {
 		for value, n := range p.Records.Lost {
-			if pending[value] && !n.exempt() {
+			// What is not known yet counts as lost, but a hold would outlive that.
+			if known[value] && !n.exempt() {
 				n.Held = HeldByBreaker
 				p.Records.Lost[value] = n
 			}
@@ -436,7 +443,7 @@ func releases(s Settings, w world, h *host, r LostNode, steps []Step) (all []Rel
 			continue
 		}
 		if kept, reason, message := keepsFinalizer(s, w, h, r, steps, node); !kept {
-			all = append(all, Release{node, reason, message})
+			all = append(all, Release{node, reason, message, s.overdue(node, w.Now) && s.optOut("Node", node) == ""})
 		}
 	}
 	return all
@@ -470,9 +477,9 @@ func keepsFinalizer(
 		return false, reasonSkipped, skipped + "TopologyKeyUnknown: " + w.KeyProblem + ". Set --topology-node-key"
 	case recorded && r.OptedOut:
 		return false, reasonSkipped, skipped + cmp.Or(out, "the Node had opted out")
-	case !w.Now.Before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout)):
-		r := timedOut(s, node)
-		return false, r.Reason, r.Message
+	case s.overdue(node, w.Now):
+		return false, reasonTimeout, fmt.Sprintf("Finalizer removed after %v, before the cleanup was complete. The cleanup continues "+
+			"after --node-missing-grace", s.NodeFinalizerTimeout)
 	case h.Presence != deleting || h.Stale || drains || w.Incomplete != "", len(h.Items) > 0 && !recorded:
 		return true, "", ""
 	case r.Held != "":
@@ -482,10 +489,9 @@ func keepsFinalizer(
 	return slices.ContainsFunc(steps, Step.waits), "", ""
 }
 
-// timedOut returns the release of a Node that has waited for --node-finalizer-timeout.
-func timedOut(s Settings, node *corev1.Node) Release {
-	return Release{node, reasonTimeout, fmt.Sprintf("Finalizer removed after %v, before the cleanup was complete. The cleanup continues "+
-		"after --node-missing-grace", s.NodeFinalizerTimeout)}
+// overdue reports whether a Node that is being deleted has waited for --node-finalizer-timeout.
+func (s Settings) overdue(node *corev1.Node, now time.Time) bool {
+	return !now.Before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout))
 }
 
 // waits reports whether a Node that is being deleted waits for a step: it is due, was not judged, or has failed without an answer.
@@ -495,8 +501,7 @@ func (st Step) waits() bool {
 		return r.Check == CheckFailed || r.Name == volumesNotListed || r.Name == nodesNotListed
 	}
 	refused := slices.ContainsFunc(st.Reasons, func(r Reason) bool { return !passing(r) })
-	unread := st.Item.Unread != nil && !errors.Is(st.Item.Unread, errSharedHandle)
-	return unread || st.Kind != KindNone && !refused
+	return st.Item.unknown() || st.Kind != KindNone && !refused
 }
 
 // planNodes adds the problems of nodes, and the Nodes that get the finalizer.

@@ -328,11 +328,33 @@ func large() (Settings, objects, *store) {
 }
 
 // planOnce makes a plan, from the objects in caches and lists.
-func planOnce(s Settings, o objects, src *store, nodes []*corev1.Node, csiNodes []*storagev1.CSINode) Plan {
+func planOnce(s Settings, o objects, src reader, nodes []*corev1.Node, csiNodes []*storagev1.CSINode) Plan {
 	o.Nodes, o.CSINodes = merge(nil, nodes, true), merge(nil, csiNodes, true)
 	o.Cached = o.Nodes
 	w := newWorld(context.Background(), s, o, Records{Lost: map[string]LostNode{}, Checked: ago(time.Minute)}, src)
 	return plan(s, w, Records{Lost: map[string]LostNode{}, Checked: ago(time.Minute)}, nil)
+}
+
+// withoutPods is a store whose pods are not cached yet.
+type withoutPods struct{ *store }
+
+func (withoutPods) pods(context.Context, *corev1.PersistentVolumeClaim) ([]*corev1.Pod, error) {
+	return nil, errPodsUnknown
+}
+
+// TestHolds: while it is not known what may be deleted, the breaker is open, and nobody has to approve anything.
+func TestHolds(t *testing.T) {
+	s, o, src := large()
+	s.NodeCleanupMaxFraction = 0
+	for held, reads := range map[int]reader{50: src, 0: withoutPods{src}} {
+		p, n := planOnce(s, o, reads, slices.Collect(maps.Values(src.nodes)), slices.Collect(maps.Values(src.csiNodes))), 0
+		for _, r := range p.Records.Lost {
+			n += map[bool]int{true: 1}[r.Held != ""]
+		}
+		if !p.Breaker.Open || p.Breaker.Lost != 50 || n != held {
+			t.Errorf("%d of 50 are held, want %d; breaker %+v", n, held, p.Breaker)
+		}
+	}
 }
 
 // maxBytesOfPlan is the memory that a plan of [large] may allocate. The goal is 5 MB.

@@ -164,20 +164,25 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		f.bound("a", "n")
 		kept, claim := f.boundTo("b", []string{"n"}, nil, func(pvc *corev1.PersistentVolumeClaim) { pvc.Annotations[f.optOut] = disabled })
 		shared, both := f.boundTo("c", []string{"n", "m"}, nil, nil)
+		optedOut, ofOptedOut := f.boundTo("d", []string{"o"}, nil, nil)
 		pv := f.getVolume("pv-a")
 		f.onlyWrites("PATCH "+volumeA, "DELETE "+claimA, "DELETE "+volumeA)
 		f.start()
 		f.missing("n")
 		f.missing("m")
+		f.missing("o")
+		f.changeRecords(func(cm *corev1.ConfigMap) { // by a person
+			cm.Data[f.name("o")] = `{"optedOut":true,` + strings.TrimPrefix(cm.Data[f.name("o")], "{")
+		})
 		f.approve("n") // does not agree
 		f.event("PersistentVolume", pv.Name, "NodeCleanupSkipped", "neither its StorageClass nor its claim")
-		request := ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("n")}, All: true}
+		request := ApproveRequest{Driver: f.driver, Namespace: f.ns, Nodes: []string{f.name("n"), f.name("o")}, All: true}
 		var plan strings.Builder
 		f.must(Approve(t.Context(), f.cfg, f.client, request, &plan))
 		if text := plan.String(); !strings.Contains(text, "claim "+f.ns+"/a\n") || strings.Count(text, "claim ") != 1 {
 			t.Errorf("the plan is %s", text)
 		}
-		f.untouched(pv, kept, claim, shared, both)
+		f.untouched(pv, kept, claim, shared, both, optedOut, ofOptedOut)
 		request.Yes = true
 		f.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller may write its records
 			return Approve(t.Context(), f.cfg, f.client, request, &strings.Builder{})
@@ -185,7 +190,7 @@ func TestNodecontrollerScenarioVolumes(t *testing.T) {
 		f.claimDeleted("a")
 		f.release("a")
 		f.untilVolume("pv-a", "is deleted", func(pv *corev1.PersistentVolume) bool { return pv == nil || pv.DeletionTimestamp != nil })
-		f.stays(shortGrace, kept, claim, shared, both)
+		f.stays(shortGrace, kept, claim, shared, both, optedOut, ofOptedOut)
 		f.node("n")
 		f.untilRecord("n", "does not agree to the next loss", func(n *LostNode) bool { return n == nil || !n.ApprovedAll })
 	})

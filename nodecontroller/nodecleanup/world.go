@@ -109,6 +109,9 @@ type item struct {
 	Unread      error // of a read without which nothing may be decided
 }
 
+// unknown reports whether a later read decides about the item.
+func (it *item) unknown() bool { return it.Unread != nil && !errors.Is(it.Unread, errSharedHandle) }
+
 // host is one value of the topology key.
 type host struct {
 	Value    string

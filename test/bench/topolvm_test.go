@@ -523,8 +523,7 @@ func topolvmTable(loads [2][2]load) string {
 	b.WriteString("50 volumes of a StatefulSet, five nodes. Requests are per volume and without Leases and watches; in parentheses, " +
 		"the writes. No Go module of topolvm-controller and livenessprobe can be built: `topolvm` under the name topolvm-controller " +
 		"serves the driver instead of the first, and the second is missing. The sidecars have no limit of requests. " +
-		"`topolvm` protects each creation with two patches of the PVC, publishes a capacity when it changes, and renews its four Leases " +
-		"every 2 s instead of 5 s.\n\n" +
+		"`topolvm` protects each creation with two patches of the PVC, and publishes a capacity when it changes.\n\n" +
 		"| | csi-provisioner, csi-resizer, csi-snapshotter and this topolvm-controller | of these, topolvm-controller | `topolvm` |\n" +
 		"|---|---|---|---|\n")
 	row := func(title string, of func(loads ...load) string) {

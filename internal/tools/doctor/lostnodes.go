@@ -17,10 +17,6 @@ import (
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
-// maxCheckAge is the age of the last check of the lost nodes above which no nodecontroller seems to work. A leader
-// checks them every five minutes.
-const maxCheckAge = 10 * time.Minute
-
 // checkLostNodes checks the records of lost nodes, if the nodecontroller would run.
 func (e *examination) checkLostNodes(ctx context.Context) {
 	if !e.plan.runs("nodecontroller") {
@@ -69,7 +65,7 @@ func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []Check {
 	case err != nil:
 		warn(fmt.Sprintf("the annotation %s is not an RFC 3339 time: %q", nodecleanup.AnnotationLastLook, checked),
 			"check that the nodecontroller is running, and its log")
-	case now.Sub(last) > maxCheckAge:
+	case now.Sub(last) > nodecleanup.DefaultSettings().ClockGap:
 		warn("no nodecontroller has checked the lost nodes for "+duration.HumanDuration(now.Sub(last))+
 			". Their grace periods start again at the next check", "check that the nodecontroller is running, and its log")
 	}
