@@ -44,7 +44,8 @@
 //  24. A hold ends only with an approval or the return of the node. An approval ends with this loss ([nextRecord]).
 //  25. After ten minutes without a check, all graces start again, and approvals end. A since in the future becomes now
 //     ([nextRecord]).
-//  26. The opt-out of a Node is in its record before our finalizer is removed, and outlives the Node ([releases], [nextRecord]).
+//  26. The opt-out of a Node is in its record while the Node exists, before our finalizer is removed, and outlives the Node
+//     ([releases], [nextRecord]).
 //  27. Our finalizer stays until grace and cleanup are over, but not longer than --node-finalizer-timeout, except for 26
 //     ([releases]). That holds also while the custom resources of the driver are not cached, and nothing is deleted.
 //  28. Of the finalizers of a PersistentVolume, only those of the driver's provisioner and attacher are removed

@@ -206,11 +206,16 @@ func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode,
 		return r.interrupted(), known
 	case h.Presence == present:
 		returned := LostNode{Value: r.Value, Acted: r.Acted, Next: r.Next}
-		counts := known && !r.Planned && w.Now.Before(r.Acted.Add(s.NodeCleanupWindow)) // for the breaker
-		if counts && r == returned || !w.Fresh {
+		kept := known && !r.Planned && w.Now.Before(r.Acted.Add(s.NodeCleanupWindow)) // for the breaker
+		for _, node := range h.Nodes {
+			if node.DeletionTimestamp == nil && s.optOut("Node", node) != "" { // no process may see its deletion
+				returned.Node, returned.UID, returned.OptedOut, kept = node.Name, node.UID, true, true
+			}
+		}
+		if kept && r == returned || !w.Fresh {
 			return r, known
 		}
-		return returned, counts
+		return returned, kept
 	case h.Presence == deleting:
 		r = r.deleting(s, h)
 	case h.Presence == missing:

@@ -52,7 +52,7 @@ type LostNode struct {
 	Held        string    `json:"held,omitempty"`        // [HeldByBreaker]: until an approval or the return of the Node
 	Approved    time.Time `json:"approved,omitzero"`     // an administrator approved the cleanup of this loss
 	ApprovedAll bool      `json:"approvedAll,omitempty"` // and of what did not opt in
-	OptedOut    bool      `json:"optedOut,omitempty"`    // the Node had opted out
+	OptedOut    bool      `json:"optedOut,omitempty"`    // the Node, which may exist, opted out
 	Acted       time.Time `json:"acted,omitzero"`        // last deletion, for the window of the breaker
 	Next        string    `json:"next,omitempty"`        // what happens next, for people
 	Unparsable  bool      `json:"-"`                     // the stored record cannot be parsed

@@ -272,7 +272,7 @@ func (p Plan) sentence(s Settings, h HostPlan) string {
 	case h.Unparsable:
 		return h.Next
 	case h.OptedOut:
-		return "Nothing is deleted: the Node had opted out"
+		return "Nothing is deleted: the Node opted out"
 	case p.world.Incomplete != "":
 		return "Nothing is deleted: " + p.world.Incomplete
 	case h.returned():

@@ -136,7 +136,7 @@ type world struct {
 	Drivers    []string         // hosts of the nodes with the driver
 	Ready      bool             // a node with the driver is ready
 	Checked    time.Time        // the recorded check of the lost nodes
-	Hosts      map[string]*host // those without a Node that stays, and those with a record
+	Hosts      map[string]*host // those without a Node that stays, those with a record, and those that opted out
 	names      map[string][]string
 	stays      map[string]bool // values that mean a Node that is not being deleted
 }
@@ -161,7 +161,7 @@ func newWorld(ctx context.Context, s Settings, o objects, r Records, src reader)
 	w := world{objects: o, Checked: r.Checked, Hosts: map[string]*host{}, names: make(map[string][]string, len(o.Nodes))}
 	w.Key, w.KeyProblem = topologyKey(s, o, r.TopologyKey)
 	w.index(s)
-	w.addHosts(r)
+	w.addHosts(s, r)
 	w.addItems(ctx, s, src)
 	for _, h := range w.Hosts {
 		w.place(s, h, r.Lost[h.Value].Node)
@@ -214,13 +214,13 @@ func (w *world) host(value string) *host {
 	return h
 }
 
-// addHosts adds the hosts with a record, those of Nodes that are being deleted, and those of deleted Nodes that had opted out.
-func (w *world) addHosts(r Records) {
+// addHosts adds the hosts with a record, those of Nodes that are being deleted, and those of Nodes that opted out.
+func (w *world) addHosts(s Settings, r Records) {
 	for value := range r.Lost {
 		w.host(value)
 	}
 	for _, node := range w.Nodes {
-		if node.DeletionTimestamp != nil {
+		if node.DeletionTimestamp != nil || s.optOut("Node", node) != "" {
 			w.host(hostOf(node.Name, node.Labels, w.Key))
 		}
 	}

@@ -65,7 +65,7 @@ func explainLostNode(e *explanation, n lostNode) {
 		if n.Held != "" {
 			held = " Without the opt-out in its record, its cleanup would be held by the " + n.Held + "."
 		}
-		e.add(Fine, "cleanup", "Node %s of driver %s opted out of the cleanup before it was deleted: nothing is deleted.%s",
+		e.add(Fine, "cleanup", "Node %s of driver %s opted out of the cleanup: nothing is deleted.%s",
 			n.Name(), n.driver, held)
 	case nodecleanup.RecordHeld:
 		e.add(Blocked, "cleanup", "Node %s of driver %s %s. Its cleanup is held by the %s: too many nodes are lost.",

@@ -23,7 +23,7 @@ func TestRecordsOfLostNodes(t *testing.T) {
 	}{
 		`{"node":"n","uid":"u","held":"breaker"}`:               {Blocked, "Node n of driver d is lost. Its cleanup is held by the breaker"},
 		`{` + since + `,"held":"breaker"}`:                      {Blocked, "Node v of driver d has been lost for 5m. Its cleanup is held"},
-		`{"node":"n",` + since + `,"held":"b","optedOut":true}`: {Fine, "Node n of driver d opted out of the cleanup before it was deleted: nothing is deleted. Without"},
+		`{"node":"n",` + since + `,"held":"b","optedOut":true}`: {Fine, "Node n of driver d opted out of the cleanup: nothing is deleted. Without"},
 		`{`: {Blocked, "The record of node v of driver d cannot be parsed: nothing is deleted, and further"},
 		`{"node":"n","planned":true,"next":"x"}`: {Waiting,
 			"Node n of driver d is being deleted, or its deletion is not confirmed yet. The removal"},
