@@ -37,7 +37,7 @@ const LegacyVariable = "USE_LEGACY"
 func Topolvm(replacing bool) Selection {
 	defaults := map[string]any{
 		"csi-socket": "/run/topolvm/csi-topolvm.sock", "metrics-bind-address": ":8080", "health-probe-bind-address": ":8081",
-		"leader-election": true,
+		"leader-election":                     true,
 		"provisioner.provisioning-protection": "always", "provisioner.extra-create-metadata": true, "provisioner.strict-topology": false,
 		"capacity.capacity-ownerref-level": 2, "nodecontroller.resize-nudge": true,
 	}

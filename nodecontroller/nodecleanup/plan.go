@@ -106,7 +106,7 @@ func plan(s Settings, w world, r Records, tried attempts) Plan {
 	p.Breaker = verdict(s, w, p.Records, pending)
 	if p.Breaker.Open {
 		for value, n := range p.Records.Lost {
-			// What is not known yet counts as lost, but a hold would outlive that.
+			// A host counts as lost while that is not known, but a hold would outlive it.
 			if known[value] && !n.exempt() {
 				n.Held = HeldByBreaker
 				p.Records.Lost[value] = n

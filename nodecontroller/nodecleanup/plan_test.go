@@ -342,7 +342,7 @@ func (withoutPods) pods(context.Context, *corev1.PersistentVolumeClaim) ([]*core
 	return nil, errPodsUnknown
 }
 
-// TestHolds: while it is not known what may be deleted, the breaker is open, and nobody has to approve anything.
+// TestHolds: while it is not known which volumes may be deleted, the breaker is open, and no host waits for an approval.
 func TestHolds(t *testing.T) {
 	s, o, src := large()
 	s.NodeCleanupMaxFraction = 0
