@@ -24,7 +24,9 @@ type compareOptions struct {
 	pairs   int
 	memory  []int // volumes of the driver
 	foreign int   // volumes of other drivers for which memory is measured
-	page    string
+	// detaches are pending while the time of attaches is measured
+	detaches int
+	page     string
 }
 
 // numbers parses a list of positive numbers and sorts them. An empty list is valid.
@@ -97,6 +99,7 @@ type comparison struct {
 	Sides      [2]side       `json:"sides"`
 	Pairs      [][2]*results `json:"pairs"`
 	Footprints []footprint   `json:"footprints"`
+	Pressure   *pressure     `json:"pressure"`
 }
 
 // compare measures both sides and writes the tables of the page. With an error it returns what was measured before.
@@ -133,6 +136,12 @@ func compare(ctx context.Context, o options) (*comparison, error) {
 	}
 	if len(o.compare.memory) > 0 {
 		if c.Footprints, err = measureMemory(ctx, o, c.Sides); err != nil {
+			return c, err
+		}
+	}
+	if o.compare.detaches > 0 {
+		load := backlog{detaches: o.compare.detaches, nodes: 200, attaches: 60, each: 10 * time.Second, every: time.Second}
+		if c.Pressure, err = measurePressure(ctx, o, c.Sides, load); err != nil {
 			return c, err
 		}
 	}

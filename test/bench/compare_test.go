@@ -39,6 +39,8 @@ func compared() *comparison {
 			{Own: 2048, Resident: [2]int64{120 << 20, 40 << 20}, Peak: [2]int64{140 << 20, 56 << 20}},
 			{Foreign: 1024, Resident: [2]int64{130 << 20, 35 << 20}, Peak: [2]int64{150 << 20, 44 << 20}},
 		},
+		Pressure: &pressure{Detaches: 2000, Nodes: 200, Attaches: 60, Each: "10s", Every: "1s",
+			Sides: [2]waiting{{170, 197, 198, 9.8}, {0.02, 0.04, 0.05, 9.7}}},
 	}
 }
 
@@ -99,12 +101,22 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
+func TestPressure(t *testing.T) {
+	text := compared().pressure()
+	for _, want := range []string{"2000 detaches on 200 nodes", "takes 10s for each", "one of 60 attaches is requested every 1s",
+		"csi-provisioner v6.3.0", "| sidecars | 170 | 197 | 198 | 9.80 |\n| storage-controller | 0.02 | 0.04 | 0.05 | 9.70 |\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
 // TestWritePage checks that only what stands between the markers changes, and that a part that was not measured
 // stays.
 func TestWritePage(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.md")
 	text := "before\n<!-- comparison: begin -->\nold\n<!-- comparison: end -->\nbetween\n" +
-		"<!-- memory: begin -->\nkept\n<!-- memory: end -->\nafter\n"
+		"<!-- memory: begin -->\nkept\n<!-- memory: end -->\nafter\n<!-- pressure: begin -->\nolder\n<!-- pressure: end -->\n"
 	if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +128,7 @@ func TestWritePage(t *testing.T) {
 		}
 	}
 	got, err := os.ReadFile(page)
-	if want := strings.Replace(text, "old\n", c.rates(), 1); err != nil || string(got) != want {
+	if want := strings.NewReplacer("old\n", c.rates(), "older\n", c.pressure()).Replace(text); err != nil || string(got) != want {
 		t.Errorf("%v, got\n%s\nwant\n%s", err, got, want)
 	}
 	if err := os.WriteFile(page, []byte("no markers"), 0o644); err != nil {
@@ -197,15 +209,7 @@ func TestNumbers(t *testing.T) {
 
 // TestFootprints measures the program on both sides with a few volumes.
 func TestFootprints(t *testing.T) {
-	program, err := build(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := sideOf("storage-controller", allFlags, program)
-	if name, version, _ := strings.Cut(all.Versions, " "); err != nil || name != "storage-controller" || version == "" {
-		t.Fatalf("version %q, %v", all.Versions, err)
-	}
-	got, err := measureFootprints(t.Context(), options{limit: 15 * time.Minute}, [2]side{all, all}, 5, 0, 20)
+	got, err := measureFootprints(t.Context(), options{limit: 15 * time.Minute}, twice(t), 5, 0, 20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,4 +223,32 @@ func TestFootprints(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestMeasurePressure measures the program on both sides with a few detaches that take longer than all attaches.
+func TestMeasurePressure(t *testing.T) {
+	load := backlog{detaches: 200, nodes: 2, attaches: 3, each: 20 * time.Second, every: time.Millisecond}
+	got, err := measurePressure(t.Context(), options{limit: 15 * time.Minute}, twice(t), load)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range got.Sides {
+		if w.P50 <= 0 || w.P99 < w.P50 || w.Max < w.P99 || w.Max > load.each.Seconds() || w.Detached <= 0 {
+			t.Errorf("got %+v", w)
+		}
+	}
+}
+
+// twice returns the program as both sides.
+func twice(t *testing.T) [2]side {
+	t.Helper()
+	program, err := build(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := sideOf("storage-controller", allFlags, program)
+	if name, version, _ := strings.Cut(all.Versions, " "); err != nil || name != "storage-controller" || version == "" {
+		t.Fatalf("version %q, %v", all.Versions, err)
+	}
+	return [2]side{all, all}
 }

@@ -130,6 +130,8 @@ func (o *options) compareFlags() {
 	})
 	flag.IntVar(&o.compare.foreign, "memory-foreign", 10000, "with --compare: volumes of other drivers for which memory is measured; "+
 		"0 measures none")
+	flag.IntVar(&o.compare.detaches, "detaches", 2000, "with --compare: pending detaches beside which attaches are measured; "+
+		"0 measures none")
 	flag.StringVar(&o.compare.page, "page", "docs/benchmark.md", "with --compare: page whose tables are written; empty for none")
 }
 
@@ -148,8 +150,9 @@ func (o *options) validate() error {
 			return errors.New("--classes, --churn and --poll must be positive, and --capacity has a driver of its own")
 		}
 	}
-	if o.comparing && (o.publishing || o.sidecars != nil || o.driverSocket != "" || o.compare.pairs < 0 || o.compare.foreign < 0) {
-		return errors.New("--compare has its own sidecars and driver, and --pairs and --memory-foreign must not be negative")
+	if o.comparing && (o.publishing || o.sidecars != nil || o.driverSocket != "" || o.compare.pairs < 0 || o.compare.foreign < 0 ||
+		o.compare.detaches < 0) {
+		return errors.New("--compare has its own sidecars and driver, and --pairs, --memory-foreign and --detaches must not be negative")
 	}
 	if flag.NArg() > 0 || o.volumes < 1 || o.nodes < 1 || o.foreign < 0 || (o.driverSocket == "") != (o.driverName == "") {
 		return errors.New("--volumes and --nodes must be positive, --driver-socket and --driver-name go together, and " +

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -114,16 +113,11 @@ func (b *bench) provisionAndAttach(ctx context.Context) error {
 	if _, err := claims.Patch(ctx, pvc.Name, types.MergePatchType, bind, metav1.PatchOptions{}); err != nil {
 		return err
 	}
-	attachments := b.client.StorageV1().VolumeAttachments()
-	if _, err := attachments.Create(ctx, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: pvc.Name},
-		Spec: storagev1.VolumeAttachmentSpec{Attacher: b.driver, NodeName: node(0),
-			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
-	}, metav1.CreateOptions{}); err != nil {
+	if err := b.attach(ctx, pvc.Name, volume, node(0)); err != nil {
 		return err
 	}
 	return kubetest.Await(ctx, func(ctx context.Context) error {
-		va, err := attachments.Get(ctx, pvc.Name, metav1.GetOptions{})
+		va, err := b.client.StorageV1().VolumeAttachments().Get(ctx, pvc.Name, metav1.GetOptions{})
 		if err == nil && !va.Status.Attached {
 			return errors.New("the volume is not attached")
 		}

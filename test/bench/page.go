@@ -25,6 +25,9 @@ func (c *comparison) writePage(page string) error {
 	if len(c.Footprints) > 0 {
 		text, _ = replacePart(text, "memory", c.memory())
 	}
+	if c.Pressure != nil {
+		text, _ = replacePart(text, "pressure", c.pressure())
+	}
 	return os.WriteFile(page, []byte(text), 0o644)
 }
 
@@ -37,7 +40,7 @@ func readPage(page string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, part := range []string{"comparison", "memory"} {
+	for _, part := range []string{"comparison", "memory", "pressure"} {
 		if _, err := replacePart(string(data), part, ""); err != nil {
 			return "", fmt.Errorf("%s: %w", page, err)
 		}
@@ -63,6 +66,9 @@ func (c *comparison) table(out io.Writer) {
 	}
 	if len(c.Footprints) > 0 {
 		fmt.Fprintln(out, c.memory())
+	}
+	if c.Pressure != nil {
+		fmt.Fprintln(out, c.pressure())
 	}
 }
 

@@ -118,24 +118,8 @@ func (b *bench) foreign(ctx context.Context, i int) error {
 // create creates a PVC, its PersistentVolume and its VolumeAttachment of a realistic size, as they are after
 // the sidecars of a driver have provisioned and attached the volume.
 func (b *bench) create(ctx context.Context, driver, name, node string) error {
-	class := strings.TrimSuffix(driver, ".example.com")
-	finalizer := "external-attacher/" + strings.ReplaceAll(driver, ".", "-")
-	pvc := claim(name)
-	pvc.Spec.StorageClassName, pvc.Spec.VolumeName = &class, name
-	pvc.Annotations = map[string]string{annProvisioner: driver, "pv.kubernetes.io/bind-completed": "yes"}
-	pvc.Labels = map[string]string{"app.kubernetes.io/name": "database", "app.kubernetes.io/instance": name}
-	pvc, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, pvc, metav1.CreateOptions{})
+	finalizer, err := b.createVolume(ctx, driver, name)
 	if err != nil {
-		return err
-	}
-	// A patch, because the kube-controller-manager may write, too.
-	status := []byte(`{"status":{"phase":"Bound","accessModes":["ReadWriteOnce"],"capacity":{"storage":"1Gi"}}}`)
-	if _, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Patch(ctx, name, types.MergePatchType, status,
-		metav1.PatchOptions{}, "status"); err != nil {
-		return err
-	}
-	pv := persistentVolume(driver, name, pvc, "external-provisioner.volume.kubernetes.io/finalizer", finalizer)
-	if _, err := b.client.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	va, err := b.client.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
@@ -149,6 +133,39 @@ func (b *bench) create(ctx context.Context, driver, name, node string) error {
 	}
 	va.Status.Attached = true
 	_, err = b.client.StorageV1().VolumeAttachments().UpdateStatus(ctx, va, metav1.UpdateOptions{})
+	return err
+}
+
+// createVolume creates a PVC and its PersistentVolume, as they are after a first attach. It returns the finalizer of the attacher.
+func (b *bench) createVolume(ctx context.Context, driver, name string) (finalizer string, err error) {
+	class := strings.TrimSuffix(driver, ".example.com")
+	finalizer = "external-attacher/" + strings.ReplaceAll(driver, ".", "-")
+	pvc := claim(name)
+	pvc.Spec.StorageClassName, pvc.Spec.VolumeName = &class, name
+	pvc.Annotations = map[string]string{annProvisioner: driver, "pv.kubernetes.io/bind-completed": "yes"}
+	pvc.Labels = map[string]string{"app.kubernetes.io/name": "database", "app.kubernetes.io/instance": name}
+	pvc, err = b.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, pvc, metav1.CreateOptions{})
+	if err != nil {
+		return "", err
+	}
+	// A patch, because the kube-controller-manager may write, too.
+	status := []byte(`{"status":{"phase":"Bound","accessModes":["ReadWriteOnce"],"capacity":{"storage":"1Gi"}}}`)
+	if _, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Patch(ctx, name, types.MergePatchType, status,
+		metav1.PatchOptions{}, "status"); err != nil {
+		return "", err
+	}
+	pv := persistentVolume(driver, name, pvc, "external-provisioner.volume.kubernetes.io/finalizer", finalizer)
+	_, err = b.client.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{})
+	return finalizer, err
+}
+
+// attach creates the VolumeAttachment of a volume.
+func (b *bench) attach(ctx context.Context, name, volume, node string) error {
+	_, err := b.client.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: b.driver, NodeName: node,
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
+	}, metav1.CreateOptions{})
 	return err
 }
 
@@ -236,13 +253,7 @@ func (b *bench) phases(done *times, name func(int) string) []action {
 			return err
 		}},
 		{"attach", func(ctx context.Context, i int) error {
-			volume := done.volume(name(i))
-			_, err := attachments.Create(ctx, &storagev1.VolumeAttachment{
-				ObjectMeta: metav1.ObjectMeta{Name: name(i)},
-				Spec: storagev1.VolumeAttachmentSpec{Attacher: b.driver, NodeName: node(i % b.o.nodes),
-					Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
-			}, metav1.CreateOptions{})
-			return err
+			return b.attach(ctx, name(i), done.volume(name(i)), node(i%b.o.nodes))
 		}},
 		{"detach", func(ctx context.Context, i int) error {
 			return attachments.Delete(ctx, name(i), metav1.DeleteOptions{})
