@@ -9,6 +9,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,6 +62,7 @@ type Resource struct {
 	Name     string
 	Node     string // value of the topology key
 	Handle   string // of its volume; empty: none
+	Claim    string // NAMESPACE/NAME of the claim that it was created for; empty: unknown
 	Version  string // resourceVersion
 	UID      types.UID
 	Deleting bool
@@ -264,6 +266,9 @@ func (w *world) addItems(ctx context.Context, s Settings, src reader) {
 			own = *it
 		}
 		own.Resource = &w.Resources[i]
+		if it == nil {
+			own.Unread = own.readRequest(ctx, src)
+		}
 		hosts := sorted(own.Values, []string{res.Node})
 		if it == nil || len(it.Values) > 0 { // else its volume belongs to no node: nothing may be deleted
 			own.Values = hosts
@@ -504,6 +509,30 @@ func (it *item) readClaim(ctx context.Context, src reader, key string) error {
 	return nil
 }
 
+// readRequest reads the claim of a custom resource without a volume, whose volume may be created at any time, unless the claim has
+// another volume.
+func (it *item) readRequest(ctx context.Context, src reader) error {
+	namespace, name, _ := strings.Cut(it.Resource.Claim, "/")
+	if !namesClaim(&corev1.ObjectReference{Namespace: namespace, Name: name}) {
+		return nil
+	}
+	claim, err := src.claim(ctx, namespace, name)
+	if err != nil || claim == nil {
+		return err
+	}
+	if claim.Spec.VolumeName != "" {
+		pv, err := src.volume(ctx, claim.Spec.VolumeName)
+		if err != nil {
+			return err
+		}
+		if pv != nil && (pv.Spec.CSI == nil || pv.Spec.CSI.VolumeHandle != it.Resource.Handle) {
+			return nil
+		}
+	}
+	it.Claim = claim
+	return nil
+}
+
 // reread reads an item again, with the custom resource, if it is one. seen is the item of the plan.
 func reread(ctx context.Context, s Settings, src uncachedReader, key string, seen *item) (it item, err error) {
 	it.Owners = map[string]metav1.Object{}
@@ -523,7 +552,10 @@ func reread(ctx context.Context, s Settings, src uncachedReader, key string, see
 		return item{}, err
 	}
 	it.Resource, it.Values = res, sorted(it.Values, seen.Values)
-	return it, nil
+	if it.Volume == nil {
+		err = it.readRequest(ctx, src)
+	}
+	return it, err
 }
 
 // readHost reads the presence of a host from src by its value, the recorded name of its Node, the label, and names that lists

@@ -101,6 +101,41 @@ func TestItems(t *testing.T) {
 	}
 }
 
+// TestRequestsOfResources: a custom resource without a volume is kept while its claim may get the volume.
+func TestRequestsOfResources(t *testing.T) {
+	a := newAPI()
+	a.bind("c", "h")
+	pv, claim := a.volumes["pv-c"], a.claims["c"]
+	other, waits := pv.DeepCopy(), claim.DeepCopy()
+	other.Spec.CSI.VolumeHandle, waits.Spec.VolumeName = "other", ""
+	key, handle := claim.Namespace+"/"+claim.Name, pv.Spec.CSI.VolumeHandle
+	for name, c := range map[string]struct {
+		of    string
+		claim *corev1.PersistentVolumeClaim
+		pv    *corev1.PersistentVolume
+		want  *corev1.PersistentVolumeClaim
+	}{
+		"the claim has no volume":               {key, waits, nil, waits},
+		"a later list has its volume":           {key, claim, pv, claim},
+		"the volume does not exist":             {key, claim, nil, claim},
+		"the claim has another volume":          {key, claim, other, nil},
+		"the claim does not exist":              {key, nil, nil, nil},
+		"it is not known for which claim it is": {"", claim, pv, nil},
+	} {
+		src := newStore()
+		if c.claim != nil {
+			src.claims[claim.Name] = c.claim
+		}
+		if c.pv != nil {
+			src.volumes[pv.Name] = c.pv
+		}
+		it := item{Resource: &Resource{Name: "r", Node: "h", Handle: handle, Claim: c.of}}
+		if err := it.readRequest(context.Background(), src); err != nil || it.Claim != c.want {
+			t.Errorf("%s: %v, %v", name, it.Claim, err)
+		}
+	}
+}
+
 // TestDepartures checks that a Node whose labels have changed stays in lists, unlike a deleted one, and the limit.
 func TestDepartures(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: newAPI().meta("n")}
