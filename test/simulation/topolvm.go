@@ -97,13 +97,13 @@ func (s *simulation) serves(o *operation, ctx context.Context) (ended func(r, an
 	}
 }
 
-// stillServing returns the calls that processes serve and whose roles wait for the response.
+// stillServing returns the calls that running processes serve and whose roles wait for the response.
 func (s *simulation) stillServing() []*operation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var running []*operation
 	for _, o := range s.serving {
-		if o.term != "" && o.ctx.Err() == nil {
+		if o.term != "" && o.ctx.Err() == nil && !o.replica.killed() {
 			running = append(running, o.operation)
 		}
 	}
