@@ -5,7 +5,6 @@ package provisioner
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -14,8 +13,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
@@ -271,48 +268,27 @@ func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s clai
 	case !exists, live.ResourceVersion != s.claim.ResourceVersion:
 		return nil // decide has not seen this
 	}
-	owned, err := o.patchSelectedNode(ctx, live)
+	node := kube.MetadataPatch{
+		SetAnnotations: map[string]string{storagehelpers.AnnSelectedNode: o.c.cfg.NodeName},
+		Tests:          map[string]any{"/metadata/resourceVersion": live.ResourceVersion},
+	}
+	_, err = o.claims.Patch(ctx, o.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), live, node)
 	switch {
-	case apierrors.IsConflict(err): // changed after the read
+	case kube.IsPatchTestFailed(err) || apierrors.IsConflict(err): // changed after the read
 		o.c.metrics.conflicts.Inc()
 		o.failed(key)
-		return nil
-	case kube.IsNotFound(err):
-		o.claims.MarkDeleted(live)
 		return nil
 	case err != nil:
 		o.failed(key)
 		err = fmt.Errorf("setting the selected node of claim %s: %w", key, err)
-		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // a policy or a permission: a retry alone does not help
+		if kube.IsRefused(err) { // a retry alone does not help
 			o.c.claimFailed(live, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(live), err))
 		}
 		return err
 	}
 	won = true
-	o.claims.Observe(owned)
 	o.succeeded(key)
 	return nil
-}
-
-// patchSelectedNode writes the annotation if the claim still has the resourceVersion of live.
-func (o *nodeOwnership) patchSelectedNode(ctx context.Context, live *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
-	claims := o.c.deps.Client.CoreV1().PersistentVolumeClaims(live.Namespace)
-	annotations := map[string]string{storagehelpers.AnnSelectedNode: o.c.cfg.NodeName}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": live.UID, "resourceVersion": live.ResourceVersion, "annotations": annotations,
-	}})
-	if err != nil {
-		return nil, err
-	}
-	owned, err := claims.Patch(ctx, live.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if apierrors.IsForbidden(err) { // an old ClusterRole
-		owned, err = o.claims.UpdateInstead(ctx, claims, live, func(latest *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
-			latest.ResourceVersion = live.ResourceVersion // a conflict if it changed
-			metav1.SetMetaDataAnnotation(&latest.ObjectMeta, storagehelpers.AnnSelectedNode, o.c.cfg.NodeName)
-			return latest
-		}, err)
-	}
-	return owned, err
 }
 
 // hasCapacity asks the driver whether the volume of a claim fits on this node.
