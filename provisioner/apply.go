@@ -13,7 +13,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -62,15 +61,8 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 		return l.createPV(ctx, l.c.deps.Client, key, s.call.Payload)
 	case doRepeat:
 		return l.refetchClaim(ctx, key, s.call.Payload.claim, true)
-	case doFindOwner:
-		r.ownerRead = election.Now()
-		owner, err := l.ownerOfRejected(ctx, key, s.call.Payload, s.complete)
-		r.owner = &owner
-		return none, err
-	case doKeepRejected:
-		return l.c.keep(s.call.Payload, step.err)
 	case doDeleteRejected:
-		return l.deleteRejected(ctx, key, s.call.Payload, s.ownerRead)
+		return l.deleteRejected(ctx, key, s.call.Payload, s.complete)
 	}
 	return none, fmt.Errorf("action %v has no implementation", step.action)
 }

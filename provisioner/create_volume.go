@@ -136,14 +136,23 @@ func (l *claimLoop) finalError(key claimKey, s claimState, err error) (change, e
 	}), nil
 }
 
-// deleteRejected deletes a volume that was created and cannot be used. read is when its owner was searched.
-func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operation, read election.Moment) (change, error) {
+// deleteRejected deletes a volume that was created and cannot be used, unless it belongs to another object. complete: the cache has all
+// PersistentVolumes of earlier leaders.
+func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operation, complete bool) (change, error) {
 	id := o.csiSource.VolumeHandle
-	release, err := l.c.deps.Locks.Share(ctx, id)
+	release, err := l.c.deps.Locks.Share(ctx, id) // may wait
 	if err != nil {
 		return change{}, err
 	}
 	defer release()
+	read := election.Now()
+	owner, err := l.ownerOfRejected(ctx, key, o, complete)
+	switch {
+	case err != nil:
+		return change{}, err
+	case owner != "":
+		return l.c.keep(o, fmt.Errorf("%w; it is not deleted, because it belongs to %s", o.rejectReason, owner))
+	}
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), l.c.cfg.Timeout)
 	defer cancel()
 	if err := election.MayCallNow(ctx, read); err != nil {

@@ -47,10 +47,8 @@ const (
 	doUnprotect
 	doCreateVolume
 	doCreatePV
-	doRepeat    // CreateVolume, unless the claim is deleted or bound
-	doFindOwner // of a rejected volume
-	doKeepRejected
-	doDeleteRejected
+	doRepeat         // CreateVolume, unless the claim is deleted or bound
+	doDeleteRejected // unless the volume belongs to another object
 )
 
 // String returns the name of a in logs and traces.
@@ -59,7 +57,7 @@ func (a action) String() string {
 		"nothing", "forget", "ignore", "report", "back off", "retry", "fail", "wait", "reschedule", "schedule claiming", "select this node",
 		"read claim", "read references", "begin", "protect source", "abandon", "prepare again", "refetch claim", "read secrets", "protect",
 		"unprotect",
-		"create volume", "create PersistentVolume", "repeat CreateVolume", "find owner", "keep rejected volume", "delete rejected volume",
+		"create volume", "create PersistentVolume", "repeat CreateVolume", "delete rejected volume",
 	}[a]
 }
 
@@ -110,7 +108,7 @@ func (d driver) decide(s claimState) step {
 	case intent.DoPrepare:
 		return d.preparation(s)
 	case intent.DoUndo:
-		return d.decideRejected(s)
+		return step{action: doDeleteRejected, reason: "Rejected"}
 	case intent.DoCall:
 		return step{action: doCreateVolume, reason: reason}
 	}
@@ -169,18 +167,6 @@ func (d driver) decideFailed(s claimState) step {
 
 func (d driver) backOff(s claimState) step {
 	return step{action: doBackOff, reason: "CallFailed", err: s.failure.err}
-}
-
-// decideRejected returns the step that leads to the deletion of a volume that cannot be used.
-func (d driver) decideRejected(s claimState) step {
-	switch {
-	case s.owner == nil:
-		return step{action: doFindOwner, reason: "Rejected"}
-	case *s.owner != "":
-		return step{action: doKeepRejected, reason: "OwnedByOther", err: fmt.Errorf(
-			"%w; it is not deleted, because it belongs to %s", s.call.Payload.rejectReason, *s.owner)}
-	}
-	return step{action: doDeleteRejected, reason: "Rejected"}
 }
 
 // preparation returns what must happen before the driver is called for the request; doNothing if nothing must.

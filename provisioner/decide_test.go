@@ -429,15 +429,7 @@ func TestDecide(t *testing.T) {
 			call: testCall(intent.Answered, func(c *call) { c.Payload.pv = ourVolume() }), want: doCreatePV, reason: "VolumeCreated",
 		},
 		"made and of no use": {
-			claim: testClaim(protected), call: testCall(intent.Undoing, nil),
-			reads: reads{owner: ptr.To("")}, want: doDeleteRejected, reason: "Rejected",
-		},
-		"rejected, the owner is unknown": {
-			claim: testClaim(protected), call: testCall(intent.Undoing, nil), want: doFindOwner, reason: "Rejected",
-		},
-		"rejected, and the volume of another claim": {
-			claim: testClaim(protected), call: testCall(intent.Undoing, func(c *call) { c.Payload.rejectReason = errUnusable }),
-			reads: reads{owner: ptr.To("claim ns/x")}, want: doKeepRejected, reason: "OwnedByOther", err: errUnusable,
+			claim: testClaim(protected), call: testCall(intent.Undoing, nil), want: doDeleteRejected, reason: "Rejected",
 		},
 		"rejected, not protected yet": {
 			claim: testClaim(nil), call: testCall(intent.Undoing, nil), want: doProtect, reason: "Undoing",

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
@@ -50,10 +49,8 @@ type reads struct {
 	volumeRead   bool          // the PersistentVolume of the claim was read; the cache cannot remember that there was none
 	refs         *resolvedRefs // the objects that the claim references; nil: not read yet
 	freshSecrets bool          // the secrets of the request were read in this sync
-	owner        *string       // of a rejected volume, "" for none; nil: not read yet
-	ownerRead    election.Moment
-	failure      *failure // of a call in this sync
-	unlock       func()   // releases the source of a request that is taken up in this step; nil: none
+	failure      *failure      // of a call in this sync
+	unlock       func()        // releases the source of a request that is taken up in this step; nil: none
 }
 
 // release releases the source, if its lock is held.
