@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -39,16 +40,13 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 	case doReadClaim:
 		return none, l.readClaim(ctx, key, s.claim, r)
 	case doBegin:
-		r.failure = nil
-		return l.takeUp(step), nil
-	case doProtectSource:
-		return l.protectSource(ctx, s, step, r)
+		return l.takeUp(ctx, s, step, r)
 	case doPrepareAgain:
 		return prepareAgain(s.call.Args, step.next), nil
 	case doAbandon:
 		return noVolume(nil), nil
 	case doRefetchClaim:
-		return l.refetchClaim(ctx, key, s.claim, false)
+		return l.refetchClaim(ctx, key, s)
 	case doReadSecrets:
 		return l.readSecrets(ctx, s.call, r)
 	case doProtect:
@@ -59,8 +57,6 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 		return l.createVolume(ctx, key, s)
 	case doCreatePV:
 		return l.createPV(ctx, l.c.deps.Client, key, s.call.Payload)
-	case doRepeat:
-		return l.refetchClaim(ctx, key, s.call.Payload.claim, true)
 	case doDeleteRejected:
 		return l.deleteRejected(ctx, key, s.call.Payload, s.complete)
 	}
@@ -95,19 +91,26 @@ func (l *claimLoop) readClaim(ctx context.Context, key claimKey, claim *corev1.P
 	return nil
 }
 
-// protectSource takes up a request once its source has the finalizer. A shared lock of the
-// source is held until the request is in the ledger, and counts as a use of the source.
-func (l *claimLoop) protectSource(ctx context.Context, s claimState, step step, r *reads) (change, error) {
-	unlock, err := l.sources.locks.Share(ctx, *step.next.source)
-	if err != nil {
-		return change{}, err
-	}
-	r.unlock = unlock
-	if err := l.sources.protect(ctx, *step.next.source, s.refs.uid); err != nil {
-		return l.reportFailure(s, fmt.Errorf("data source %s: adding source finalizer: %w", step.next.source, err))
+// takeUp takes up a request once its source has the finalizer. A shared lock of the source is held until the request is in the ledger, and
+// counts as a use of the source. The record of the request gets a new ID. The finalizer alone, which an earlier process or a user has
+// left, has none.
+func (l *claimLoop) takeUp(ctx context.Context, s claimState, st step, r *reads) (change, error) {
+	if source := st.next.source; source != nil {
+		unlock, err := l.sources.locks.Share(ctx, *source)
+		if err != nil {
+			return change{}, err
+		}
+		r.unlock = unlock
+		if err := l.sources.protect(ctx, *source, s.refs.uid); err != nil {
+			return l.reportFailure(s, fmt.Errorf("data source %s: adding source finalizer: %w", source, err))
+		}
 	}
 	r.failure = nil
-	return l.takeUp(step), nil
+	id := ""
+	if st.event == intent.Plan || st.next.resumed != nil {
+		id = fmt.Sprintf("%s-%d", l.c.driver.identity, l.c.requests.Add(1))
+	}
+	return begin(st.event, id, st.next), nil
 }
 
 // reschedule has the scheduler select another node. cause is nil if its event was sent.

@@ -37,17 +37,15 @@ const (
 	doSelectThisNode
 	doReadClaim
 	doReadReferences // read the objects that the claim references
-	doBegin
-	doProtectSource // and begin
-	doAbandon       // a request of which the driver does not know
+	doBegin          // take up a request, once its source has the finalizer
+	doAbandon        // a request of which the driver does not know
 	doPrepareAgain
-	doRefetchClaim
+	doRefetchClaim // whose PersistentVolume was deleted
 	doReadSecrets
 	doProtect // record the request on the claim
 	doUnprotect
 	doCreateVolume
 	doCreatePV
-	doRepeat         // CreateVolume, unless the claim is deleted or bound
 	doDeleteRejected // unless the volume belongs to another object
 )
 
@@ -55,20 +53,20 @@ const (
 func (a action) String() string {
 	return [...]string{
 		"nothing", "forget", "ignore", "report", "back off", "retry", "fail", "wait", "reschedule", "schedule claiming", "select this node",
-		"read claim", "read references", "begin", "protect source", "abandon", "prepare again", "refetch claim", "read secrets", "protect",
+		"read claim", "read references", "begin", "abandon", "prepare again", "refetch claim", "read secrets", "protect",
 		"unprotect",
-		"create volume", "create PersistentVolume", "repeat CreateVolume", "delete rejected volume",
+		"create volume", "create PersistentVolume", "delete rejected volume",
 	}[a]
 }
 
 // step holds the action that decide has chosen and its arguments.
 type step struct {
-	action  action
-	reason  string
-	err     error     // of doIgnore, doReport, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
-	until   time.Time // of doWait
-	resumes bool      // of doBegin and doProtectSource: an earlier process has recorded the request
-	next    operation // of doBegin, doProtectSource and doPrepareAgain
+	action action
+	reason string
+	err    error        // of doIgnore, doReport, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
+	until  time.Time    // of doWait
+	event  intent.Event // of doBegin: Plan, or Resume if an earlier process has recorded the request
+	next   operation    // of doBegin and doPrepareAgain
 }
 
 // decide returns the one next step for a claim. It has no side effects, and an answer for
@@ -187,7 +185,7 @@ func (d driver) decideCreated(s claimState) step {
 	o := s.call.Payload
 	switch {
 	case o.pvMayExist && o.pvDeleted: // and with it the volume
-		return step{action: doRepeat, reason: "PVDeleted"}
+		return step{action: doRefetchClaim, reason: "PVDeleted"}
 	case !o.pvRefused || s.claim == nil || !needsVolume(s.claim):
 		// Users may delete the volume of a deleted claim at the storage system: another call would create it again.
 		return step{action: doCreatePV, reason: "VolumeCreated"}
@@ -272,17 +270,13 @@ func (d driver) decideRequest(s claimState, reason string) step {
 	if s.stale {
 		return step{action: doReadClaim, reason: reason}
 	}
-	return d.begin(s, false, reason, next)
+	return s.begin(intent.Plan, reason, next)
 }
 
 // begin returns the step that takes up a request: a new one, or that of an earlier process.
-func (d driver) begin(s claimState, resumes bool, reason string, next operation) step {
+func (s claimState) begin(event intent.Event, reason string, next operation) step {
 	next.began = s.race.began
-	st := step{action: doBegin, reason: reason, resumes: resumes, next: next}
-	if next.source != nil {
-		st.action = doProtectSource
-	}
-	return st
+	return step{action: doBegin, reason: reason, event: event, next: next}
 }
 
 // waits reports whether a claim waits for its volume, or for the result of a call.

@@ -279,7 +279,7 @@ func TestDecide(t *testing.T) {
 			want: doFail, reason: "CannotRequest", err: errGone,
 		},
 		"data from a snapshot that is not kept yet": {
-			driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), refs: snapshotX(nil), want: doProtectSource,
+			driver: can, claim: from("VolumeSnapshot"), class: testClass(nil), refs: snapshotX(nil), want: doBegin,
 			reason: "Wanted",
 		},
 		"a source is not kept for a request with a defect": {
@@ -610,7 +610,7 @@ func TestDecide(t *testing.T) {
 				c.Payload.pvMayExist, c.Payload.pvDeleted = true,
 					true
 			}),
-			want: doRepeat, reason: "PVDeleted",
+			want: doRefetchClaim, reason: "PVDeleted",
 		},
 		"created, and the PersistentVolume was not": {
 			claim: testClaim(nil), call: testCall(intent.Answered, nil), reads: reads{failure: &failure{err: errFull}}, want: doProtect,
@@ -679,11 +679,11 @@ func TestDecide(t *testing.T) {
 			refs: snapshotX(func(f *resolvedRefs) { f.err = errGone }), want: doFail, reason: "SourceDeleted", err: errGone,
 		},
 		"recorded, and the source is there": {
-			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), refs: snapshotX(nil), want: doProtectSource,
+			driver: can, claim: from("VolumeSnapshot", protected), class: testClass(nil), refs: snapshotX(nil), want: doBegin,
 			reason: "RecordFound",
 		},
 		"recorded, and the driver has lost a capability": {
-			claim: from("VolumeSnapshot", protected), class: testClass(nil), refs: snapshotX(nil), want: doProtectSource,
+			claim: from("VolumeSnapshot", protected), class: testClass(nil), refs: snapshotX(nil), want: doBegin,
 			reason: "RecordFound",
 		},
 		"recorded, and it became another driver's": {

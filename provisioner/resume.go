@@ -64,7 +64,7 @@ func (d driver) decideResume(s claimState) step {
 	case err != nil:
 		return cannot("CannotResume", err, "Restore the annotation, or the objects that this PVC names")
 	}
-	return d.begin(s, true, "RecordFound", next)
+	return s.begin(intent.Resume, "RecordFound", next)
 }
 
 // isOfOtherDriver reports whether the claim has the record of another driver.
@@ -83,19 +83,6 @@ func (d driver) decideOtherDriver(s claimState) step {
 
 // recordedFor returns the driver of the record on the claim: that of this process if the record cannot be read.
 func (d driver) recordedFor(s claimState) string { return cmp.Or(kube.RecordedDriver(s.claim), d.name) }
-
-// takeUp returns the change that takes up the request of a step. Its record gets a new ID. The finalizer alone, which an earlier
-// process or a user has left, has none.
-func (l *claimLoop) takeUp(st step) change {
-	event := intent.Plan
-	if st.resumes {
-		event = intent.Resume
-	}
-	if st.resumes && st.next.resumed == nil {
-		return begin(event, "", st.next)
-	}
-	return begin(event, fmt.Sprintf("%s-%d", l.c.driver.identity, l.c.requests.Add(1)), st.next)
-}
 
 // isReadError reports whether err means that an object could not be read, rather than that it does not exist or cannot be used.
 func isReadError(err error) bool {

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -98,8 +99,8 @@ func beginsAt(t *testing.T, claims *kube.TermCache[*corev1.PersistentVolumeClaim
 func (l *claimLoop) protectSnapshot(ctx context.Context) (change, error) {
 	r := reads{refs: &resolvedRefs{uid: "u"}}
 	defer r.release()
-	next := step{next: operation{source: &testSnapshot}}
-	return l.protectSource(ctx, claimState{claim: testClaim(nil), reads: r}, next, &r)
+	next := step{event: intent.Plan, next: operation{source: &testSnapshot}}
+	return l.takeUp(ctx, claimState{claim: testClaim(nil), reads: r}, next, &r)
 }
 
 // TestClonesShareTheProtectionOfTheirSource: when the PATCH of a source hangs, the workers of its clones wait for one request
