@@ -107,7 +107,7 @@ func (l *claimLoop) takeUp(ctx context.Context, s claimState, st step, r *reads)
 	}
 	r.failure = nil
 	id := ""
-	if st.event == intent.Plan || st.next.resumed != nil {
+	if st.event == intent.Plan || st.next.resumed != "" {
 		id = fmt.Sprintf("%s-%d", l.c.driver.identity, l.c.requests.Add(1))
 	}
 	return begin(st.event, id, st.next), nil

@@ -52,8 +52,8 @@ type operation struct {
 	awaitsTopology   bool // a change of any Node or CSINode may help
 	saved            bool // the call is settled, because the PersistentVolume is created
 
-	// resumed is the ID of the record that an earlier process has left; nil if there was none.
-	resumed *string
+	// resumed is the ID of the record that an earlier process has left; empty if there was none.
+	resumed string
 
 	// While a call is in progress:
 	claim        *corev1.PersistentVolumeClaim // as of the request; it may be deleted by now

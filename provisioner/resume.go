@@ -12,7 +12,6 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -129,7 +128,7 @@ func (d driver) resume(
 		o.request, o.plan, err = d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
 		return o, err
 	}
-	o.resumed = &record.ID
+	o.resumed = record.ID
 	resuming.Lock()
 	defer resuming.Unlock()
 	var topology *csi.TopologyRequirement
@@ -158,9 +157,9 @@ func (d driver) resume(
 	case hash != record.Request:
 		err = fmt.Errorf("%w: StorageClass %q, an object that this PVC references, or a flag of the provisioner has changed",
 			errRequestChanged, class.Name)
-	case record.Secret != nil && *record.Secret != secret:
+	case record.Secret != secret:
 		err = fmt.Errorf("%w: its secret was %s, and StorageClass %q or an annotation of this PVC now names %s",
-			errRequestChanged, secretName(*record.Secret), class.Name, secretName(secret))
+			errRequestChanged, secretName(record.Secret), class.Name, secretName(secret))
 	}
 	return o, err
 }
@@ -185,10 +184,6 @@ func (r topologyRequest) check(t *csi.TopologyRequirement, known *topology.Aggre
 		return fmt.Errorf("%w: it has no topology, and the StorageClass has allowedTopologies", errRequestChanged)
 	case t == nil:
 		return nil
-	case len(t.GetRequisite()) == 0:
-		return errors.New("the recorded topology has no segment")
-	case !isRotation(t.GetRequisite(), t.GetPreferred()):
-		return errors.New("the preferred segments of the recorded topology are not the requisite ones, rotated")
 	}
 	keys := known.AllKeys()
 	anyKey := len(keys) == 0
@@ -227,16 +222,6 @@ func (r topologyRequest) checkNode(t *csi.TopologyRequirement, known *topology.A
 		return fmt.Errorf("%w: with --strict-topology, only the segment %q of node %q is requested", errRequestChanged, selected, r.node)
 	}
 	return nil
-}
-
-// isRotation reports whether preferred has the segments of requisite in the same cyclic order.
-func isRotation(requisite, preferred []*csi.Topology) bool {
-	if len(preferred) == 0 {
-		return false
-	}
-	equal := func(a, b *csi.Topology) bool { return proto.Equal(a, b) }
-	first := slices.IndexFunc(requisite, func(s *csi.Topology) bool { return equal(s, preferred[0]) })
-	return first >= 0 && slices.EqualFunc(slices.Concat(requisite[first:], requisite[:first]), preferred, equal)
 }
 
 // isReplaced reports whether the request is to be prepared again from a class that was recreated. Otherwise neither the state of the
