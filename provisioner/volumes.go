@@ -6,7 +6,6 @@ package provisioner
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -59,8 +58,9 @@ func (l *volumeLoop) register(registrations *kube.Registrations) {
 	}
 }
 
+// volumeChanged does not even enqueue the many PersistentVolumes that are simply in use.
 func (l *volumeLoop) volumeChanged(pv *corev1.PersistentVolume) {
-	if isCandidate(pv) && l.c.driver.responsible(pv) { // the cheaper question first
+	if l.c.driver.decideVolume(pvState{pv: pv}).action != volumeNothing && l.c.driver.responsible(pv) {
 		l.queue.Add(pv.Name)
 	}
 }
@@ -223,17 +223,4 @@ func (d driver) reaches(pv *corev1.PersistentVolume) bool {
 		pv = translated
 	}
 	return storagehelpers.CheckNodeAffinity(pv, d.segments) == nil
-}
-
-// isCandidate reports whether there may be something to do for pv. The many that are simply
-// in use are not even enqueued.
-func isCandidate(pv *corev1.PersistentVolume) bool {
-	has := slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer)
-	switch {
-	case !reclaims(pv):
-		return has
-	case pv.Status.Phase == corev1.VolumeReleased:
-		return true
-	}
-	return pv.Status.Phase == corev1.VolumeBound && pv.DeletionTimestamp == nil && !has
 }
