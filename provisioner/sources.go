@@ -232,7 +232,7 @@ func (p *sourceProtector) run(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { p.cloneQueue.Run(ctx, p.c.cfg.CloningProtectionThreads) })
 	wg.Go(func() { p.snapshotQueue.Run(ctx, p.c.cfg.CloningProtectionThreads) })
 	if p.sweeps() {
-		wg.Go(func() { p.sweep(ctx) })
+		wg.Go(func() { workloop.Every(ctx, p.c.cfg.SnapshotOrphanSweepInterval, p.sweep) })
 	}
 }
 
@@ -246,21 +246,12 @@ func (p *sourceProtector) sweeps() bool {
 	return p.c.driver.restores && p.c.cfg.SnapshotOrphanSweepInterval > 0
 }
 
-// sweep enqueues, at once and then periodically, the snapshots that still have the
-// finalizer of a process that exited before it removed it.
-func (p *sourceProtector) sweep(ctx context.Context) {
-	tick := time.NewTicker(p.c.cfg.SnapshotOrphanSweepInterval)
-	defer tick.Stop()
-	for {
-		if snapshots, _, _ := p.snapshots.Get(); snapshots != nil {
-			for _, s := range snapshots.List() {
-				p.snapshotChanged(s, true)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
+// sweep enqueues the snapshots that still have the finalizer of a process that exited before it removed it. The first list of the watch
+// has done so, too.
+func (p *sourceProtector) sweep() {
+	if snapshots, _, _ := p.snapshots.Get(); snapshots != nil {
+		for _, s := range snapshots.List() {
+			p.snapshotChanged(s, true)
 		}
 	}
 }
