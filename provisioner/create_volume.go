@@ -68,7 +68,7 @@ func (l *claimLoop) createVolume(ctx context.Context, key claimKey, s claimState
 	}
 	switch {
 	case errors.Is(err, errUnusable):
-		return volumeRejected(source, affinityOf(volume, l.c.driver.topology), err), nil
+		return volumeRejected(source, l.c.driver.affinityOf(volume), err), nil
 	case err != nil && again:
 		return l.notRepeated(o, err)
 	case err != nil:

@@ -38,7 +38,7 @@ func (d driver) volumeOf(
 				UID: claim.UID, ResourceVersion: claim.ResourceVersion,
 			},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: d.sourceOf(request, p, v)},
-			NodeAffinity:           affinityOf(v, d.topology),
+			NodeAffinity:           d.affinityOf(v),
 		},
 	}
 	if p.AttributesClass != "" {

@@ -204,19 +204,14 @@ func spread(claim string, n int) int {
 	return int((h.Sum32() + index) % uint32(n))
 }
 
-// affinityOf returns the node affinity of the PersistentVolume of v, or nil without topology.
-func affinityOf(v *csi.Volume, topology bool) *corev1.VolumeNodeAffinity {
-	if !topology {
+// affinityOf returns the node affinity of the PersistentVolume of v, or nil without topology or if the volume is accessible
+// everywhere. It ignores topologies without labels.
+func (d driver) affinityOf(v *csi.Volume) *corev1.VolumeNodeAffinity {
+	if !d.topology {
 		return nil
 	}
-	return affinity(v.GetAccessibleTopology())
-}
-
-// affinity returns the node affinity of a PersistentVolume, or nil if the volume is accessible
-// everywhere. It ignores topologies without labels.
-func affinity(accessible []*csi.Topology) *corev1.VolumeNodeAffinity {
 	var terms []corev1.NodeSelectorTerm
-	for _, t := range accessible {
+	for _, t := range v.GetAccessibleTopology() {
 		var term corev1.NodeSelectorTerm
 		for _, k := range slices.Sorted(maps.Keys(t.GetSegments())) {
 			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{
