@@ -35,7 +35,7 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 	case doReschedule:
 		return none, l.reschedule(ctx, key, s.claim, step.err)
 	case doReadReferences:
-		r.refs = referenceReader{l.c}.resolve(ctx, s.claim)
+		r.refs = l.c.readReferences(ctx, s.claim)
 		return none, nil
 	case doReadClaim:
 		return none, l.readClaim(ctx, key, s.claim, r)
