@@ -72,17 +72,14 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	caps := deps.Driver.Controller
 	c := &Controller{
 		cfg: cfg, deps: deps, metrics: newMetrics(deps.Registry),
 		driver: driver{
-			name: deps.Driver.Name, finalizer: Finalizer(deps.Driver.Name), defaultFSType: cfg.DefaultFSType,
-			publishes: caps.PublishUnpublishVolume, publishReadonly: caps.PublishReadonly,
-			singleNodeMultiWriter: caps.SingleNodeMultiWriter,
+			name: deps.Driver.Name, finalizer: Finalizer(deps.Driver.Name), defaultFSType: cfg.DefaultFSType, caps: deps.Driver.Controller,
 		},
 		attachments: deps.Informers.Attachments(), volumes: deps.Informers.Volumes(),
 	}
-	if c.driver.publishes {
+	if c.driver.caps.PublishUnpublishVolume {
 		c.csiNodes = deps.Informers.CSINodes()
 	}
 	return c, nil
@@ -141,7 +138,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	wg.Go(func() { t.vaQueue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { t.pvQueue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { workloop.Every(ctx, c.cfg.Resync, t.resync) })
-	caps := c.deps.Driver.Controller
+	caps := c.driver.caps
 	if caps.PublishUnpublishVolume && caps.ListVolumes && caps.ListVolumesPublishedNodes && c.cfg.ReconcileSync > 0 {
 		wg.Go(func() { reconciler{t}.run(ctx) })
 	}

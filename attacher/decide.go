@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -15,12 +16,10 @@ import (
 // driver holds the name of the driver, its capabilities and the settings that decisions
 // depend on.
 type driver struct {
-	name                  string
-	finalizer             string
-	defaultFSType         string
-	publishes             bool // PUBLISH_UNPUBLISH_VOLUME
-	publishReadonly       bool // PUBLISH_READONLY
-	singleNodeMultiWriter bool // SINGLE_NODE_MULTI_WRITER
+	name          string
+	finalizer     string
+	defaultFSType string
+	caps          csiclient.ControllerCapabilities
 }
 
 // action names the next step for a VolumeAttachment.
@@ -74,7 +73,7 @@ func (d driver) decide(s attachmentState) step {
 		return step{reason: "Deleted"}
 	case va.Spec.Attacher != d.name:
 		return step{reason: "OtherDriver"}
-	case !d.publishes:
+	case !d.caps.PublishUnpublishVolume:
 		return d.decideWithoutPublish(s)
 	case va.DeletionTimestamp != nil:
 		return d.decideDetach(s)
@@ -110,7 +109,7 @@ func (d driver) decideAttach(s attachmentState) step {
 	}
 	// The checks that follow come before the finalizer of the VolumeAttachment, so that one
 	// that cannot be attached can be deleted without a detach.
-	if _, err := volumerules.AccessMode(src.spec.AccessModes, d.singleNodeMultiWriter); err != nil {
+	if _, err := volumerules.AccessMode(src.spec.AccessModes, d.caps.SingleNodeMultiWriter); err != nil {
 		return fail(err)
 	}
 	if err := s.waitsFor(src); err != nil {

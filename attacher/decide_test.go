@@ -19,8 +19,12 @@ import (
 
 var now = time.Unix(1_700_000_000, 0)
 
+// withoutPublish is a driver without PUBLISH_UNPUBLISH_VOLUME.
+func withoutPublish(d *driver) { d.caps.PublishUnpublishVolume = false }
+
 func testDriver(change func(*driver)) driver {
-	d := driver{name: "drv.example.com", finalizer: Finalizer("drv.example.com"), publishes: true}
+	d := driver{name: "drv.example.com", finalizer: Finalizer("drv.example.com")}
+	d.caps.PublishUnpublishVolume = true
 	if change != nil {
 		change(&d)
 	}
@@ -359,22 +363,22 @@ func TestDecide(t *testing.T) {
 			want: doNothing, reason: "OtherDriver",
 		},
 		"a driver that does not publish, whatever the report": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), forced: true, want: doNothing,
+			driver: withoutPublish, va: testAttachment(attached), forced: true, want: doNothing,
 			reason: "Attached",
 		},
 
 		"a driver that does not publish": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(), want: doMarkAttached,
+			driver: withoutPublish, va: testAttachment(), want: doMarkAttached,
 			reason: "NothingToAttach",
 		},
 		"a driver that does not publish, attached": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), want: doNothing, reason: "Attached",
+			driver: withoutPublish, va: testAttachment(attached), want: doNothing, reason: "Attached",
 		},
 		"a driver that does not publish, deleted": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting), want: doNothing, reason: "Detached",
+			driver: withoutPublish, va: testAttachment(deleting), want: doNothing, reason: "Detached",
 		},
 		"a driver that does not publish any more, deleted": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting, protected), want: doRemoveFinalizer,
+			driver: withoutPublish, va: testAttachment(deleting, protected), want: doRemoveFinalizer,
 			reason: "NothingToDetach",
 		},
 	}
@@ -444,7 +448,7 @@ func FuzzDecide(f *testing.F) {
 		if bit(12) {
 			s.call = called(map[bool]string{true: "vol-1", false: "replaced"}[bit(13)], intent.Unknown)
 		}
-		d := testDriver(func(d *driver) { d.publishes = !bit(10) })
+		d := testDriver(func(d *driver) { d.caps.PublishUnpublishVolume = !bit(10) })
 		step := d.decide(s)
 		call := step.action == doPublish || step.action == doUnpublish
 		switch {
@@ -454,7 +458,7 @@ func FuzzDecide(f *testing.F) {
 			t.Errorf("publish of an attached volume: %+v", s)
 		case call && s.calledForOther(step.source):
 			t.Errorf("%v with other arguments than the call before: %+v", step.action, step)
-		case call && !d.publishes:
+		case call && !d.caps.PublishUnpublishVolume:
 			t.Errorf("%v of a driver that cannot", step.action)
 		case call && step.source.secrets != nil && !s.secretsRead:
 			t.Errorf("%v without the secret", step.action)
@@ -487,7 +491,7 @@ func TestPublishRequest(t *testing.T) {
 		mount.GetFsType() != "xfs" || strings.Join(mount.GetMountFlags(), " ") != "o1 o2" {
 		t.Errorf("got %v", r)
 	}
-	d.publishReadonly, d.defaultFSType = true, "ext4"
+	d.caps.PublishReadonly, d.defaultFSType = true, "ext4"
 	pv.Spec.CSI.FSType = ""
 	if r, err = d.publishRequest(src, "id-1", nil); err != nil || !r.Readonly || r.GetVolumeCapability().GetMount().GetFsType() != "ext4" {
 		t.Errorf("%v: %v", err, r)

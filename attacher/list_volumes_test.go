@@ -335,10 +335,10 @@ func TestDecideForced(t *testing.T) {
 			va: testAttachment(deleting), pv: testVolume(), want: doReportDetachError, err: "not found",
 		},
 		"a driver that does not publish": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), want: doNothing,
+			driver: withoutPublish, va: testAttachment(attached), want: doNothing,
 		},
 		"a driver that does not publish, gone": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting), want: doNothing,
+			driver: withoutPublish, va: testAttachment(deleting), want: doNothing,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

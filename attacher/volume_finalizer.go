@@ -83,7 +83,7 @@ func (t *term) addVolumeFinalizer(ctx context.Context, pv *corev1.PersistentVolu
 // add them. The attacher that holds the Lease may be in another process; every attacher removes the finalizer from a PersistentVolume
 // that is being deleted.
 func (c *Controller) VolumeFinalizers() []string {
-	if !c.driver.publishes {
+	if !c.driver.caps.PublishUnpublishVolume {
 		return nil
 	}
 	return []string{c.driver.finalizer}

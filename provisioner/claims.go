@@ -299,7 +299,7 @@ func (l *claimLoop) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
 		return o
 	}
 	d := l.c.driver
-	if d.restores {
+	if d.caps.CreateDeleteSnapshot {
 		l.sources.snapshots = watch(volumeSnapshots, func(old, s *metav1.PartialObjectMetadata) {
 			if old == nil || isRestored(old) == isRestored(s) { // else the change is that of a sourceProtector
 				l.wake(kube.DependencyKey(kube.KindSnapshot, s.Namespace, s.Name))
@@ -307,7 +307,7 @@ func (l *claimLoop) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
 			l.sources.snapshotChanged(s, old == nil)
 		})
 	}
-	if d.modifies && d.VolumeAttributesClass {
+	if d.caps.ModifyVolume && d.VolumeAttributesClass {
 		watch(attributesClasses, func(_, c *metav1.PartialObjectMetadata) {
 			l.wake(kube.DependencyKey(kube.KindVolumeAttributesClass, "", c.Name))
 		})

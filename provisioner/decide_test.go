@@ -27,6 +27,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/topology"
@@ -39,7 +40,8 @@ var now = time.Unix(1_700_000_000, 0)
 
 func testDriver(change func(*driver)) driver {
 	d := driver{
-		Config: DefaultConfig(), name: "drv.example.com", controllerService: true, createsVolumes: true, publishes: true, identity: "me",
+		Config: DefaultConfig(), name: "drv.example.com", identity: "me",
+		caps: csiclient.ControllerCapabilities{CreateDeleteVolume: true, PublishUnpublishVolume: true},
 	}
 	if change != nil {
 		change(&d)
@@ -146,7 +148,9 @@ func TestDecide(t *testing.T) {
 	foreign := ourVolume()
 	foreign.Spec.ClaimRef.UID = "other"
 	zones := world([]string{"zone"}, map[string]string{"zone": "a"})
-	can := func(d *driver) { d.restores, d.clones, d.modifies, d.topology = true, true, true, false }
+	can := func(d *driver) {
+		d.caps.CreateDeleteSnapshot, d.caps.CloneVolume, d.caps.ModifyVolume, d.topology = true, true, true, false
+	}
 	from := func(kind string, changes ...func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 		return testClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: kind, Name: "x"}
@@ -300,7 +304,8 @@ func TestDecide(t *testing.T) {
 			driver: can, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doReadReferences, reason: "Wanted",
 		},
 		"data from a claim, a driver that cannot": {
-			driver: func(d *driver) { can(d); d.clones = false }, claim: from("PersistentVolumeClaim"), class: testClass(nil), want: doFail,
+			driver: func(d *driver) { can(d); d.caps.CloneVolume = false }, claim: from("PersistentVolumeClaim"), class: testClass(nil),
+			want:   doFail,
 			reason: "CannotRequest",
 		},
 		"data from a claim of another group": {
@@ -340,7 +345,7 @@ func TestDecide(t *testing.T) {
 		},
 		"an attributes class without a name": {claim: attributes(""), class: testClass(nil), want: doBegin, reason: "Wanted"},
 		"a driver that cannot": {
-			driver: func(d *driver) { d.createsVolumes = false }, claim: testClaim(nil), class: testClass(nil), want: doFail,
+			driver: func(d *driver) { d.caps.CreateDeleteVolume = false }, claim: testClaim(nil), class: testClass(nil), want: doFail,
 			reason: "CannotRequest",
 		},
 
@@ -799,7 +804,8 @@ func TestDecideVolume(t *testing.T) {
 		},
 		"attached": {volume: pv(nil), attached: attached, want: volumeWait, reason: "Attached"},
 		"attached, a driver without publish": {
-			driver: func(d *driver) { d.publishes = false }, volume: pv(nil), attached: attached, want: volumeDelete, reason: "Released",
+			driver: func(d *driver) { d.caps.PublishUnpublishVolume = false }, volume: pv(nil), attached: attached, want: volumeDelete,
+			reason: "Released",
 		},
 		"source of another driver": {
 			volume: pv(func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "other" }), want: volumeFail, reason: "NotCSI",
@@ -808,7 +814,7 @@ func TestDecideVolume(t *testing.T) {
 			volume: pv(func(v *corev1.PersistentVolume) { v.Spec.CSI = nil }), want: volumeFail, reason: "NotCSI",
 		},
 		"a driver that cannot delete": {
-			driver: func(d *driver) { d.createsVolumes = false }, volume: pv(nil), want: volumeFail, reason: "CannotDelete",
+			driver: func(d *driver) { d.caps.CreateDeleteVolume = false }, volume: pv(nil), want: volumeFail, reason: "CannotDelete",
 		},
 		"deleted at the driver": {
 			volume: pv(nil), removal: removal{volume: true}, want: volumeChange, reason: "VolumeDeleted",
@@ -911,7 +917,7 @@ func TestResume(t *testing.T) {
 	if resumed.request.String() != first.next.request.String() || resumed.resumed != recordID || resumed.plan.SelectedNode != "node-1" {
 		t.Errorf("got %v, want %v", resumed.request, first.next.request)
 	}
-	upgraded := testDriver(func(d *driver) { d.topology, d.singleNodeMultiWriter = true, true })
+	upgraded := testDriver(func(d *driver) { d.topology, d.caps.SingleNodeMultiWriter = true, true })
 	if resumed, err = upgraded.resume(left, class, nil, nothing); err != nil || resumed.request.String() != first.next.request.String() {
 		t.Errorf("after the driver has gained SINGLE_NODE_MULTI_WRITER: %v, %v", resumed.request, err)
 	}

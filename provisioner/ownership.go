@@ -295,7 +295,7 @@ func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s clai
 func (o *nodeOwnership) hasCapacity(ctx context.Context, s claimState) (bool, error) {
 	d := o.c.driver
 	size := capacityRange(s.claim).RequiredBytes
-	if size == 0 || !d.getsCapacity {
+	if size == 0 || !d.caps.GetCapacity {
 		return true, nil
 	}
 	class, err := d.translated(s.class)

@@ -16,6 +16,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/topology"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -25,19 +26,12 @@ import (
 // change while the process runs.
 type driver struct {
 	Config
-	name                  string
-	controllerService     bool // plugin capability CONTROLLER_SERVICE
-	createsVolumes        bool // CREATE_DELETE_VOLUME
-	publishes             bool // PUBLISH_UNPUBLISH_VOLUME
-	singleNodeMultiWriter bool // SINGLE_NODE_MULTI_WRITER
-	restores              bool // CREATE_DELETE_SNAPSHOT
-	clones                bool // CLONE_VOLUME
-	modifies              bool // MODIFY_VOLUME
-	getsCapacity          bool // GET_CAPACITY
-	topology              bool // VOLUME_ACCESSIBILITY_CONSTRAINTS, and the gate is on
-	identity              string
-	inTree                string            // in-tree plugin that the driver replaced; "" for none
-	segments              map[string]string // topology of this node, with distributed provisioning
+	name     string
+	caps     csiclient.ControllerCapabilities
+	topology bool // VOLUME_ACCESSIBILITY_CONSTRAINTS, and the gate is on
+	identity string
+	inTree   string            // in-tree plugin that the driver replaced; "" for none
+	segments map[string]string // topology of this node, with distributed provisioning
 }
 
 // plan holds what a PersistentVolume takes from claim and class. It is created and recorded
@@ -153,13 +147,13 @@ func (d driver) checkSupported(claim *corev1.PersistentVolumeClaim) error {
 		return fmt.Errorf("driver %q does not support %s: it does not report %s", d.name, feature, capability)
 	}
 	switch {
-	case !d.controllerService || !d.createsVolumes:
+	case !d.caps.CreateDeleteVolume:
 		return lacks("dynamic provisioning", "CONTROLLER_SERVICE and CREATE_DELETE_VOLUME")
-	case source != nil && source.Kind == kube.KindSnapshot && !d.restores:
+	case source != nil && source.Kind == kube.KindSnapshot && !d.caps.CreateDeleteSnapshot:
 		return lacks(fmt.Sprintf("restoring snapshots (data source %s)", source), "CREATE_DELETE_SNAPSHOT")
-	case source != nil && source.Kind == kube.KindClaim && !d.clones:
+	case source != nil && source.Kind == kube.KindClaim && !d.caps.CloneVolume:
 		return lacks(fmt.Sprintf("cloning volumes (data source %s)", source), "CLONE_VOLUME")
-	case d.attributesClass(claim) != "" && !d.modifies:
+	case d.attributesClass(claim) != "" && !d.caps.ModifyVolume:
 		return lacks(fmt.Sprintf("VolumeAttributesClass %q", d.attributesClass(claim)), "MODIFY_VOLUME")
 	}
 	return checkSpec(claim)
@@ -235,12 +229,12 @@ func (d driver) capabilities(p plan) ([]*csi.VolumeCapability, error) {
 func (d driver) accessMode(m corev1.PersistentVolumeAccessMode) (csi.VolumeCapability_AccessMode_Mode, error) {
 	switch m {
 	case corev1.ReadWriteOnce:
-		if d.singleNodeMultiWriter {
+		if d.caps.SingleNodeMultiWriter {
 			return csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, nil
 		}
 		return csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, nil
 	case corev1.ReadWriteOncePod:
-		if d.singleNodeMultiWriter {
+		if d.caps.SingleNodeMultiWriter {
 			return csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, nil
 		}
 		return csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, nil

@@ -157,7 +157,8 @@ func TestAccessModes(t *testing.T) {
 		corev1.ReadWriteMany: {writers, writers},
 	} {
 		for i, has := range []bool{false, true} {
-			if got, err := testDriver(func(d *driver) { d.singleNodeMultiWriter = has }).accessMode(mode); err != nil || got != want[i] {
+			d := testDriver(func(d *driver) { d.caps.SingleNodeMultiWriter = has })
+			if got, err := d.accessMode(mode); err != nil || got != want[i] {
 				t.Errorf("%s, SINGLE_NODE_MULTI_WRITER %t: %v, %v", mode, has, got, err)
 			}
 		}

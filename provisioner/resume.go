@@ -146,9 +146,9 @@ func (d driver) resume(
 		}.check(topology, known)
 	}
 	hash, err := d.prepareRecorded(&o, class, record, refs, recorded)
-	if err == nil && hash != record.Request && d.singleNodeMultiWriter { // an earlier version of the driver may lack the capability
+	if err == nil && hash != record.Request && d.caps.SingleNodeMultiWriter { // an earlier version of the driver may lack the capability
 		before := d
-		before.singleNodeMultiWriter = false
+		before.caps.SingleNodeMultiWriter = false
 		hash, err = before.prepareRecorded(&o, class, record, refs, recorded)
 	}
 	secret := ptr.Deref(o.plan.Secrets.Provisioner, corev1.SecretReference{})

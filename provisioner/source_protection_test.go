@@ -209,7 +209,8 @@ func TestUpdatedSource(t *testing.T) {
 		want               int
 	}{{false, false, 1}, {false, true, 1}, {true, false, 0}, {true, true, 1}} {
 		cfg := Config{NodeDeployment: tt.distributed, SnapshotOrphanSweepInterval: time.Hour}
-		c := &Controller{cfg: cfg, deps: Deps{Queues: workloop.NewMetrics(prometheus.NewRegistry())}, driver: driver{restores: true}}
+		c := &Controller{cfg: cfg, deps: Deps{Queues: workloop.NewMetrics(prometheus.NewRegistry())}}
+		c.driver.caps.CreateDeleteSnapshot = true
 		p := newSourceProtector(c, nil, nil, newOperations())
 		defer p.stop()
 		p.snapshotChanged(&metav1.PartialObjectMetadata{ObjectMeta: source}, tt.added)

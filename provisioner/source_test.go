@@ -52,8 +52,8 @@ func size(s string) func(*corev1.PersistentVolumeClaim) {
 func TestDecideCopy(t *testing.T) {
 	source := &volumerules.Source{Kind: kube.KindClaim, Namespace: "ns", Name: "c"}
 	ofClaim := from(nil, "PersistentVolumeClaim", "c")
-	copying := func(d *driver) { d.clones = true }
-	onNode := func(d *driver) { d.clones, d.NodeDeployment, d.NodeName = true, true, "n" }
+	copying := func(d *driver) { d.caps.CloneVolume = true }
+	onNode := func(d *driver) { d.caps.CloneVolume, d.NodeDeployment, d.NodeName = true, true, "n" }
 	tests := map[string]struct {
 		driver func(*driver)
 		claim  *corev1.PersistentVolumeClaim

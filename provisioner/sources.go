@@ -243,7 +243,7 @@ func (p *sourceProtector) stop() {
 }
 
 func (p *sourceProtector) sweeps() bool {
-	return p.c.driver.restores && p.c.cfg.SnapshotOrphanSweepInterval > 0
+	return p.c.driver.caps.CreateDeleteSnapshot && p.c.cfg.SnapshotOrphanSweepInterval > 0
 }
 
 // sweep enqueues the snapshots that still have the finalizer of a process that exited before it removed it. The first list of the watch
@@ -275,7 +275,8 @@ func (p *sourceProtector) mayRelease(added bool) bool { return added || !p.c.cfg
 // enqueueSourceOf enqueues the source of a claim that does not wait for a copy any more.
 func (p *sourceProtector) enqueueSourceOf(claim *corev1.PersistentVolumeClaim) {
 	source := dataSourceOf(claim)
-	if source != nil && source.Kind == kube.KindSnapshot && (!p.c.driver.restores || !kube.ClaimHandledBy(p.c.driver.name, claim)) {
+	d := p.c.driver
+	if source != nil && source.Kind == kube.KindSnapshot && (!d.caps.CreateDeleteSnapshot || !kube.ClaimHandledBy(d.name, claim)) {
 		return // likely another driver's, or never restored; skip the live GET, the periodic sweep catches the rest
 	}
 	p.enqueue(source)

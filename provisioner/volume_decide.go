@@ -100,14 +100,14 @@ func (s pvState) decideReleased(d driver) volumeStep {
 	case translated.Spec.CSI == nil || translated.Spec.CSI.Driver != d.name:
 		return volumeStep{action: volumeFail, reason: "NotCSI", err: fmt.Errorf(
 			"PersistentVolume %q has no source of CSI driver %q", pv.Name, d.name)}
-	case !d.controllerService || !d.createsVolumes:
+	case !d.caps.CreateDeleteVolume:
 		return volumeStep{action: volumeFail, reason: "CannotDelete", err: fmt.Errorf(
 			"driver %q does not support deleting volumes: it does not report CONTROLLER_SERVICE and CREATE_DELETE_VOLUME", d.name)}
 	case s.user != "":
 		return volumeStep{action: volumeFail, reason: "UsedByOther", err: fmt.Errorf(
 			"volume %q is not deleted: %s names the same volume. To keep the volume, set the reclaim policy of PersistentVolume %q "+
 				"to Retain. To delete the volume, delete the other object first", translated.Spec.CSI.VolumeHandle, s.user, pv.Name)}
-	case d.publishes && len(s.attachments) > 0:
+	case d.caps.PublishUnpublishVolume && len(s.attachments) > 0:
 		va := s.attachments[0]
 		return volumeStep{action: volumeWait, reason: "Attached", err: fmt.Errorf(
 			"persistentvolume %s is still attached to node %s (VolumeAttachment %q)", pv.Name, va.Spec.NodeName, va.Name)}

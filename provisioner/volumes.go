@@ -53,7 +53,7 @@ func (l *volumeLoop) register(registrations *kube.Registrations) {
 	registrations.Add(l.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
 		Add: l.volumeChanged, Update: l.volumeUpdated, Delete: l.volumeDeleted,
 	}))
-	if l.c.driver.publishes {
+	if l.c.driver.caps.PublishUnpublishVolume {
 		registrations.Add(l.c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: l.attachmentDeleted}))
 	}
 }
@@ -133,7 +133,7 @@ func (l *volumeLoop) sync(ctx context.Context, name string) (time.Time, error) {
 
 // attachments returns the VolumeAttachments of the volume of pv that the cache has received; nil if the driver has none.
 func (l *volumeLoop) attachments(pv *corev1.PersistentVolume) (found []*storagev1.VolumeAttachment) {
-	if !l.c.driver.publishes {
+	if !l.c.driver.caps.PublishUnpublishVolume {
 		return nil
 	}
 	for _, of := range append(l.users.others(pv), pv) {
