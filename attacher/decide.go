@@ -27,8 +27,7 @@ type action int
 
 const (
 	doNothing            action = iota
-	doReportAttachError         // write status.attachError
-	doReportDetachError         // write status.detachError
+	doReportError               // write status.attachError or status.detachError
 	doReadSecrets               // read the secret of the RPC
 	doReadAttachment            // read the VolumeAttachment from the API server
 	doReadVolume                // read the PersistentVolume from the API server
@@ -46,7 +45,7 @@ const (
 // String returns the value of "action" in logs and the name of the step in traces.
 func (a action) String() string {
 	return [...]string{
-		"nothing", "report attach error", "report detach error", "read secrets", "read attachment", "read volume", "add volume finalizer",
+		"nothing", "report error", "read secrets", "read attachment", "read volume", "add volume finalizer",
 		"add finalizer", "publish", "unpublish", "unpublish from former node ID", "undo publish", "remove finalizer", "mark attached",
 		"mark detached",
 	}[a]
@@ -56,7 +55,7 @@ func (a action) String() string {
 type step struct {
 	action action
 	reason string
-	err    error // of doReport…Error
+	err    error // of doReportError
 	source source
 	nodeID string
 	change kube.MetadataPatch // of doAddFinalizer
@@ -84,39 +83,34 @@ func (d driver) decide(s attachmentState) step {
 }
 
 func (d driver) decideAttach(s attachmentState) step {
-	fail := func(err error) step { return step{action: doReportAttachError, reason: "CannotAttach", err: err} }
+	fail := func(err error) step { return step{action: doReportError, reason: "CannotAttach", err: err} }
 	src, err := d.resolve(s.attachment, s.volume)
 	if err != nil {
 		return fail(err)
 	}
 	if pv := s.volume; pv != nil {
-		recorded := s.attachment.Annotations[annVolumeHandle]
-		if s.calledForOther(src) {
-			recorded = s.call.Payload.step.source.handle
-		}
+		published, _ := d.detachSource(s) // no error, like resolve
+		other := published.handle != src.handle
 		switch {
 		case pv.DeletionTimestamp != nil:
 			return fail(fmt.Errorf("PersistentVolume %q is marked for deletion", pv.Name))
-		case recorded != "" && recorded != src.handle && s.volumeUnconfirmed:
+		case other && s.volumeUnconfirmed:
 			return step{action: doReadVolume, reason: "VolumeUnconfirmed"}
-		case recorded != "" && recorded != src.handle && !src.migrated && d.mayBePublished(s.attachment), s.calledForOther(src):
+		case other && !src.migrated && d.mayBePublished(s.attachment), s.calledForOther(src):
 			return fail(fmt.Errorf("PersistentVolume %q was replaced: it has volume %q, but volume %q may be published for this "+
-				"VolumeAttachment. Delete the VolumeAttachment", pv.Name, src.handle, recorded))
+				"VolumeAttachment. Delete the VolumeAttachment", pv.Name, src.handle, published.handle))
 		}
 		if !slices.Contains(pv.Finalizers, d.finalizer) {
 			return step{action: doAddVolumeFinalizer, reason: "VolumeWithoutFinalizer", source: src}
 		}
 	}
-	// The checks that follow come before the finalizer of the VolumeAttachment, so that one
+	// The checks that follow, and the secret, come before the finalizer of the VolumeAttachment, so that one
 	// that cannot be attached can be deleted without a detach.
 	if _, err := volumerules.AccessMode(src.spec.AccessModes, d.caps.SingleNodeMultiWriter); err != nil {
 		return fail(err)
 	}
 	if err := s.waitsFor(src); err != nil {
 		return fail(err)
-	}
-	if src.secrets != nil && !s.secretsRead {
-		return step{action: doReadSecrets, reason: "SecretsNeeded", source: src}
 	}
 	nodeID, err := d.nodeID(s)
 	if err != nil {
@@ -142,13 +136,15 @@ func (d driver) decideAttach(s attachmentState) step {
 // inOrder returns call, or the step that comes before it: change is recorded first, because a crash after the call would leave the
 // volume published for good, and the cache may be stale. A repetition needs the same as the first call.
 func (s attachmentState) inOrder(change kube.MetadataPatch, call step) step {
-	facts := intent.Facts{Writable: true, Wanted: true, Ready: true, Stale: s.unconfirmed}
+	facts := intent.Facts{Writable: true, Wanted: true, Ready: call.source.secrets == nil || s.secretsRead, Stale: s.unconfirmed}
 	if change.AppliedTo(s.attachment) {
 		facts.Record = intent.Own
 	}
 	switch intent.NextOfCall(intent.Policy{Record: intent.BeforeCall}, s.call.State, facts) {
 	case intent.DoCall:
 		return call
+	case intent.DoPrepare:
+		return step{action: doReadSecrets, reason: "SecretsNeeded", source: call.source}
 	case intent.DoRecord:
 		return step{action: doAddFinalizer, reason: "WithoutFinalizer", source: call.source, nodeID: call.nodeID, change: change}
 	}
@@ -160,7 +156,7 @@ func (s attachmentState) inOrder(change kube.MetadataPatch, call step) step {
 func (d driver) decideFormer(s attachmentState, src source, former, nodeID string) step {
 	va := s.attachment
 	if va.Status.Attached && s.publishedAtFormer {
-		return step{action: doReportAttachError, reason: "PublishedAtFormer", err: fmt.Errorf("volume %q is published with the former "+
+		return step{action: doReportError, reason: "PublishedAtFormer", err: fmt.Errorf("volume %q is published with the former "+
 			"node ID %q, but node %s has ID %q now. Delete the pods on the node that use the volume, so that it is attached again",
 			src.handle, former, va.Spec.NodeName, nodeID)}
 	}
@@ -189,7 +185,7 @@ func (s attachmentState) waitsFor(src source) error {
 // decideDetach handles a VolumeAttachment that is being deleted. It ignores
 // status.attached, because an earlier publish may be indeterminate.
 func (d driver) decideDetach(s attachmentState) step {
-	fail := func(err error) step { return step{action: doReportDetachError, reason: "CannotDetach", err: err} }
+	fail := func(err error) step { return step{action: doReportError, reason: "CannotDetach", err: err} }
 	if !slices.Contains(s.attachment.Finalizers, d.finalizer) && !s.outOfSync {
 		if detachedStatus(s.attachment) != nil { // the write of an earlier detach failed
 			return step{action: doMarkDetached, reason: "Detached"}
@@ -199,9 +195,6 @@ func (d driver) decideDetach(s attachmentState) step {
 	src, err := d.detachSource(s)
 	if err != nil {
 		return fail(err)
-	}
-	if src.secrets != nil && !s.secretsRead {
-		return step{action: doReadSecrets, reason: "SecretsNeeded", source: src}
 	}
 	nodeIDs, err := d.detachNodeIDs(s)
 	if err != nil {
