@@ -171,7 +171,7 @@ func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {
 		if s.attachment == nil || s.attachment.DeletionTimestamp != nil {
 			operation = "Detach"
 		}
-		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, operation, key.UID), step.action.String())
+		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, operation, key.UID), string(step.action))
 		err := t.apply(traced, s, step, &read)
 		end(err)
 		if err != nil {

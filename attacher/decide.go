@@ -23,33 +23,24 @@ type driver struct {
 }
 
 // action names the next step for a VolumeAttachment.
-type action int
+type action string
 
 const (
-	doNothing            action = iota
-	doReportError               // write status.attachError or status.detachError
-	doReadSecrets               // read the secret of the RPC
-	doReadAttachment            // read the VolumeAttachment from the API server
-	doReadVolume                // read the PersistentVolume from the API server
-	doAddVolumeFinalizer        // patch the PersistentVolume
-	doAddFinalizer              // patch finalizer and annotations of the VolumeAttachment
-	doPublish                   // ControllerPublishVolume, then status.attached=true
-	doUnpublish                 // ControllerUnpublishVolume, then remove the finalizer
-	doUnpublishFormer           // ControllerUnpublishVolume for an ID that the node had
-	doUndoPublish               // ControllerUnpublishVolume for a deleted VolumeAttachment
-	doRemoveFinalizer           // without an RPC
-	doMarkAttached              // status.attached=true without an RPC
-	doMarkDetached              // status.attached=false without an RPC
+	doNothing            action = "nothing"
+	doReportError        action = "report error"                  // write status.attachError or status.detachError
+	doReadSecrets        action = "read secrets"                  // read the secret of the RPC
+	doReadAttachment     action = "read attachment"               // read the VolumeAttachment from the API server
+	doReadVolume         action = "read volume"                   // read the PersistentVolume from the API server
+	doAddVolumeFinalizer action = "add volume finalizer"          // patch the PersistentVolume
+	doAddFinalizer       action = "add finalizer"                 // patch finalizer and annotations of the VolumeAttachment
+	doPublish            action = "publish"                       // ControllerPublishVolume, then status.attached=true
+	doUnpublish          action = "unpublish"                     // ControllerUnpublishVolume, then remove the finalizer
+	doUnpublishFormer    action = "unpublish from former node ID" // ControllerUnpublishVolume for an ID that the node had
+	doUndoPublish        action = "undo publish"                  // ControllerUnpublishVolume for a deleted VolumeAttachment
+	doRemoveFinalizer    action = "remove finalizer"              // without an RPC
+	doMarkAttached       action = "mark attached"                 // status.attached=true without an RPC
+	doMarkDetached       action = "mark detached"                 // status.attached=false without an RPC
 )
-
-// String returns the value of "action" in logs and the name of the step in traces.
-func (a action) String() string {
-	return [...]string{
-		"nothing", "report error", "read secrets", "read attachment", "read volume", "add volume finalizer",
-		"add finalizer", "publish", "unpublish", "unpublish from former node ID", "undo publish", "remove finalizer", "mark attached",
-		"mark detached",
-	}[a]
-}
 
 // step is an action and its arguments.
 type step struct {
@@ -69,15 +60,15 @@ func (d driver) decide(s attachmentState) step {
 	case va == nil && s.call.State.MayHaveEffect():
 		return step{action: doUndoPublish, reason: "DeletedWithoutDetach"}
 	case va == nil:
-		return step{reason: "Deleted"}
+		return step{action: doNothing, reason: "Deleted"}
 	case va.Spec.Attacher != d.name:
-		return step{reason: "OtherDriver"}
+		return step{action: doNothing, reason: "OtherDriver"}
 	case !d.caps.PublishUnpublishVolume:
 		return d.decideWithoutPublish(s)
 	case va.DeletionTimestamp != nil:
 		return d.decideDetach(s)
 	case va.Status.Attached && !s.outOfSync:
-		return step{reason: "Attached"}
+		return step{action: doNothing, reason: "Attached"}
 	}
 	return d.decideAttach(s)
 }
@@ -190,7 +181,7 @@ func (d driver) decideDetach(s attachmentState) step {
 		if detachedStatus(s.attachment) != nil { // the write of an earlier detach failed
 			return step{action: doMarkDetached, reason: "Detached"}
 		}
-		return step{reason: "Detached"}
+		return step{action: doNothing, reason: "Detached"}
 	}
 	src, err := d.detachSource(s)
 	if err != nil {
@@ -214,9 +205,9 @@ func (d driver) decideWithoutPublish(s attachmentState) step {
 	case va.DeletionTimestamp != nil && slices.Contains(va.Finalizers, d.finalizer):
 		return step{action: doRemoveFinalizer, reason: "NothingToDetach"}
 	case va.DeletionTimestamp != nil:
-		return step{reason: "Detached"}
+		return step{action: doNothing, reason: "Detached"}
 	case va.Status.Attached:
-		return step{reason: "Attached"}
+		return step{action: doNothing, reason: "Attached"}
 	}
 	return step{action: doMarkAttached, reason: "NothingToAttach"}
 }

@@ -80,7 +80,7 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 	for range maxSteps {
 		s := l.gather(key, r)
 		step := l.c.driver.decide(s)
-		log.V(2).Info("Decided", "stage", stageOf(s.call), "action", step.action.String(), "reason", step.reason)
+		log.V(2).Info("Decided", "stage", stageOf(s.call), "action", step.action, "reason", step.reason)
 		switch step.action {
 		case doNothing:
 			return time.Time{}, nil
@@ -119,7 +119,7 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 // sync only after decide has seen the new state, and the claim is protected or unprotected.
 func (l *claimLoop) take(ctx context.Context, key claimKey, s claimState, step step, r *reads) error {
 	defer r.release()
-	traced, end := tracing.StartSpan(ctx, step.action.String())
+	traced, end := tracing.StartSpan(ctx, string(step.action))
 	c, err := l.apply(traced, key, s, step, r)
 	end(err)
 	if c.Event == 0 && c.Set == nil {

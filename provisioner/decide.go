@@ -21,43 +21,33 @@ import (
 )
 
 // action names the next thing to do for a claim.
-type action int
+type action string
 
 const (
-	doNothing    action = iota
-	doForget            // end the sync and drop the operation
-	doIgnore            // report that an external populator provides the data
-	doReport            // end the sync with an event, without a retry
-	doBackOff           // end the sync with its failure
-	doRetry             // back off without an event
-	doFail              // back off with an event
-	doWait              // end the sync until a time
-	doReschedule        // have the scheduler select another node
-	doScheduleClaiming
-	doSelectThisNode
-	doReadClaim
-	doReadReferences // read the objects that the claim references
-	doBegin          // take up a request, once its source has the finalizer
-	doAbandon        // a request of which the driver does not know
-	doPrepareAgain
-	doRefetchClaim // whose PersistentVolume was deleted
-	doReadSecrets
-	doProtect // record the request on the claim
-	doUnprotect
-	doCreateVolume
-	doCreatePV
-	doDeleteRejected // unless the volume belongs to another object
+	doNothing          action = "nothing"
+	doForget           action = "forget"     // end the sync and drop the operation
+	doIgnore           action = "ignore"     // report that an external populator provides the data
+	doReport           action = "report"     // end the sync with an event, without a retry
+	doBackOff          action = "back off"   // end the sync with its failure
+	doRetry            action = "retry"      // back off without an event
+	doFail             action = "fail"       // back off with an event
+	doWait             action = "wait"       // end the sync until a time
+	doReschedule       action = "reschedule" // have the scheduler select another node
+	doScheduleClaiming action = "schedule claiming"
+	doSelectThisNode   action = "select this node"
+	doReadClaim        action = "read claim"
+	doReadReferences   action = "read references" // read the objects that the claim references
+	doBegin            action = "begin"           // take up a request, once its source has the finalizer
+	doAbandon          action = "abandon"         // a request of which the driver does not know
+	doPrepareAgain     action = "prepare again"
+	doRefetchClaim     action = "refetch claim" // whose PersistentVolume was deleted
+	doReadSecrets      action = "read secrets"
+	doProtect          action = "protect" // record the request on the claim
+	doUnprotect        action = "unprotect"
+	doCreateVolume     action = "create volume"
+	doCreatePV         action = "create PersistentVolume"
+	doDeleteRejected   action = "delete rejected volume" // unless the volume belongs to another object
 )
-
-// String returns the name of a in logs and traces.
-func (a action) String() string {
-	return [...]string{
-		"nothing", "forget", "ignore", "report", "back off", "retry", "fail", "wait", "reschedule", "schedule claiming", "select this node",
-		"read claim", "read references", "begin", "abandon", "prepare again", "refetch claim", "read secrets", "protect",
-		"unprotect",
-		"create volume", "create PersistentVolume", "delete rejected volume",
-	}[a]
-}
 
 // step holds the action that decide has chosen and its arguments.
 type step struct {
@@ -142,11 +132,11 @@ func (d driver) decidePending(s claimState) step {
 	case s.claim.Spec.VolumeName != "":
 		return step{action: doForget, reason: "Bound"}
 	case d.hasVolume(s) && !saved:
-		return step{reason: "PVExists"}
+		return step{action: doNothing, reason: "PVExists"}
 	case s.call.Payload.pvDeleted:
 		return step{action: doRefetchClaim, reason: "PVDeleted"}
 	case saved:
-		return step{reason: "PVCreated"}
+		return step{action: doNothing, reason: "PVCreated"}
 	}
 	return d.decideNew(s, "Wanted")
 }
@@ -177,7 +167,7 @@ func (d driver) preparation(s claimState) step {
 	case s.needsSecret():
 		return step{action: doReadSecrets, reason: "SecretsNeeded"}
 	}
-	return step{}
+	return step{action: doNothing}
 }
 
 // decideCreated returns the step for a volume whose PersistentVolume is not saved.

@@ -114,14 +114,14 @@ func (l *volumeLoop) sync(ctx context.Context, name string) (time.Time, error) {
 			return time.Time{}, nil
 		}
 		step := l.c.driver.decideVolume(s)
-		log.V(2).Info("Decided", "action", step.action.String(), "reason", step.reason)
+		log.V(2).Info("Decided", "action", step.action, "reason", step.reason)
 		switch step.action {
 		case volumeNothing:
 			return time.Time{}, nil
 		case volumeWait:
 			return l.waitDetached(s, step.err), workloop.Waiting{}
 		}
-		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, "Delete", s.pv.UID), step.action.String())
+		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, "Delete", s.pv.UID), string(step.action))
 		err := l.apply(traced, s, step)
 		end(err)
 		if err != nil {
