@@ -24,9 +24,8 @@ import (
 //   - After a success, it pauses for a fifth of the base delay, so that the instances share the claims. An instance that is
 //     alone pauses once.
 //   - After a failure, it tries the next claim without a pause.
-//   - While it has won more claims than the average instance, it waits for the others.
 //
-// A claim that is overdue by the base delay ignores the pause, and one that is overdue by the maximum delay ignores both.
+// A claim that is overdue by the base delay ignores the pause.
 // Without the pause, a hundred instances would win three hundred claims within a second, with a conflict for every second one.
 type nodeOwnership struct {
 	c      *Controller
@@ -34,10 +33,11 @@ type nodeOwnership struct {
 
 	mu        sync.Mutex
 	races     map[claimKey]race
-	competing int            // claims with a drawn delay
-	trying    bool           // a claim is tried
-	next      time.Time      // end of the pause
-	won       map[string]int // claims by node, since this instance has begun to compete
+	competing int       // claims with a drawn delay
+	trying    bool      // a claim is tried
+	next      time.Time // end of the pause
+	// hasWon and othersWon: this instance, and another one, has won a claim since this one has begun to compete.
+	hasWon, othersWon bool
 }
 
 // race is the delay before this instance tries to win a claim.
@@ -145,7 +145,7 @@ func (o *nodeOwnership) end(key claimKey, tries int) {
 	if !o.races[key].due.IsZero() {
 		o.competing--
 		if o.competing == 0 {
-			o.won = nil
+			o.hasWon, o.othersWon = false, false
 		}
 	}
 	o.races[key] = race{began: o.races[key].began, tries: tries}
@@ -172,28 +172,7 @@ func (o *nodeOwnership) forget(key claimKey) {
 	delete(o.races, key)
 }
 
-// countWin counts a claim that node has won. The caller holds mu.
-func (o *nodeOwnership) countWin(node string) {
-	if o.competing == 0 {
-		return
-	}
-	if o.won == nil {
-		o.won = map[string]int{}
-	}
-	o.won[node]++
-}
-
-// ahead reports whether this node has won more claims than the average of the nodes that
-// have won any. The caller holds mu.
-func (o *nodeOwnership) ahead() bool {
-	own, total, nodes := o.won[o.c.cfg.NodeName], 0, len(o.won)
-	for _, n := range o.won {
-		total += n
-	}
-	return 2*own*nodes > 2*total+nodes // by more than half a claim
-}
-
-// claimUpdated counts a claim that another node has won.
+// claimUpdated records that another node has won a claim.
 func (o *nodeOwnership) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	node := selectedNode(claim)
 	if !o.c.cfg.NodeDeployment || node == "" || node == o.c.cfg.NodeName || selectedNode(old) != "" {
@@ -201,7 +180,7 @@ func (o *nodeOwnership) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.countWin(node)
+	o.othersWon = o.othersWon || o.competing > 0
 }
 
 func (o *nodeOwnership) notBefore(next time.Time) {
@@ -216,9 +195,8 @@ func (o *nodeOwnership) beginTry(key claimKey, now time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	r := o.races[key]
-	waited := func(delay time.Duration) bool { return !now.Before(r.due.Add(delay)) }
-	turn := waited(cfg.NodeDeploymentBaseDelay) || !now.Before(o.next)
-	if !o.trying && (turn && !o.ahead() || waited(cfg.NodeDeploymentMaxDelay)) {
+	overdue := !now.Before(r.due.Add(cfg.NodeDeploymentBaseDelay))
+	if !o.trying && (overdue || !now.Before(o.next)) {
 		o.trying = true
 		return true
 	}
@@ -236,14 +214,14 @@ func (o *nodeOwnership) endTry(won bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.trying = false
-	if !won {
+	if !won || o.competing == 0 {
 		return
 	}
-	o.countWin(o.c.cfg.NodeName)
 	// The first pause shows whether there are other instances.
-	if len(o.won) > 1 || o.won[o.c.cfg.NodeName] == 1 {
+	if o.othersWon || !o.hasWon {
 		o.notBefore(time.Now().Add(o.pace()))
 	}
+	o.hasWon = true
 }
 
 // selectThisNode selects this node for a claim, if the node has enough capacity and
