@@ -41,8 +41,6 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 		return none, l.readClaim(ctx, key, s.claim, r)
 	case doBegin:
 		return l.takeUp(ctx, s, step, r)
-	case doPrepareAgain:
-		return prepareAgain(s.call.Args, step.next), nil
 	case doAbandon:
 		return noVolume(nil), nil
 	case doRefetchClaim:

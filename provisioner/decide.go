@@ -39,8 +39,7 @@ const (
 	doReadReferences   action = "read references" // read the objects that the claim references
 	doBegin            action = "begin"           // take up a request, once its source has the finalizer
 	doAbandon          action = "abandon"         // a request of which the driver does not know
-	doPrepareAgain     action = "prepare again"
-	doRefetchClaim     action = "refetch claim" // whose PersistentVolume was deleted
+	doRefetchClaim     action = "refetch claim"   // whose PersistentVolume was deleted
 	doReadSecrets      action = "read secrets"
 	doProtect          action = "protect" // record the request on the claim
 	doUnprotect        action = "unprotect"
@@ -56,7 +55,7 @@ type step struct {
 	err    error        // of doIgnore, doReport, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
 	until  time.Time    // of doWait
 	event  intent.Event // of doBegin: Plan, or Resume if an earlier process has recorded the request
-	next   operation    // of doBegin and doPrepareAgain
+	next   operation    // of doBegin
 }
 
 // decide returns the one next step for a claim. It has no side effects, and an answer for
@@ -68,11 +67,6 @@ func (d driver) decide(s claimState) step {
 		return step{action: doForget, reason: "ClaimDeleted"}
 	case !inProgress && d.isOfOtherDriver(s):
 		return d.decideOtherDriver(s)
-	case d.isReplaced(s):
-		// As csi-provisioner does. If nothing would be requested for a new claim, the first request is repeated.
-		if st := d.decideNew(s, "ClassRecreated"); st.action == doPrepareAgain || st.action == doReadReferences {
-			return st
-		}
 	}
 	facts, reason := d.facts(s), s.call.State.String()
 	switch intent.Next(d.policy(s), s.call.State, facts) {
@@ -138,7 +132,7 @@ func (d driver) decidePending(s claimState) step {
 	case saved:
 		return step{action: doNothing, reason: "PVCreated"}
 	}
-	return d.decideNew(s, "Wanted")
+	return d.decideNew(s)
 }
 
 // decideFailed returns the step after a final result in this sync, whose event was sent.
@@ -148,7 +142,7 @@ func (d driver) decideFailed(s claimState) step {
 	case full && chosen == s.failure.node:
 		return step{action: doReschedule, reason: "ResourceExhausted"}
 	case full && selectedNode(s.claim) == "": // rescheduled; no scheduler replaces the alpha annotation
-		return d.decideNew(s, "Wanted")
+		return d.decideNew(s)
 	}
 	return d.backOff(s)
 }
@@ -194,7 +188,7 @@ const waitsForPod = "WaitsForPod"
 const maxTopologyFailures = 5
 
 // decideNew returns the step for a claim for which a volume is requested now.
-func (d driver) decideNew(s claimState, reason string) step {
+func (d driver) decideNew(s claimState) step {
 	switch class := s.class; {
 	case s.claim.DeletionTimestamp != nil:
 		return step{action: doForget, reason: "ClaimDeleted"}
@@ -220,11 +214,11 @@ func (d driver) decideNew(s claimState, reason string) step {
 	case s.call.Payload.infeasible.holds(s):
 		return step{action: doWait, reason: "Infeasible", until: s.call.Payload.infeasible.until}
 	}
-	return d.decideRequest(s, reason)
+	return d.decideRequest(s)
 }
 
 // decideRequest prepares the request of a claim that is provisioned now.
-func (d driver) decideRequest(s claimState, reason string) step {
+func (d driver) decideRequest(s claimState) step {
 	class, err := d.translated(s.class)
 	if err == nil {
 		err = d.check(s.claim, class)
@@ -235,7 +229,7 @@ func (d driver) decideRequest(s claimState, reason string) step {
 	case err != nil:
 		return step{action: doFail, reason: "CannotRequest", err: err}
 	case d.needsRefs(s.claim) && s.refs == nil:
-		return step{action: doReadReferences, reason: reason}
+		return step{action: doReadReferences, reason: "Wanted"}
 	case s.refs != nil && s.refs.err != nil:
 		return step{action: doFail, reason: "CannotRequest", err: s.refs.err}
 	}
@@ -254,13 +248,10 @@ func (d driver) decideRequest(s claimState, reason string) step {
 	if s.refs != nil {
 		next.source = s.refs.source
 	}
-	if s.call.State.InProgress() {
-		return step{action: doPrepareAgain, reason: reason, next: next}
-	}
 	if s.stale {
-		return step{action: doReadClaim, reason: reason}
+		return step{action: doReadClaim, reason: "Wanted"}
 	}
-	return s.begin(intent.Plan, reason, next)
+	return s.begin(intent.Plan, "Wanted", next)
 }
 
 // begin returns the step that takes up a request: a new one, or that of an earlier process.

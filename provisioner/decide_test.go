@@ -518,37 +518,7 @@ func TestDecide(t *testing.T) {
 		},
 		"indeterminate, the class was recreated, protection off": {
 			driver: protectionOff, claim: testClaim(nil), class: testClass(recreated), call: testCall(intent.Unknown, nil),
-			want: doPrepareAgain, reason: "ClassRecreated",
-		},
-		"recreated with a defect, protection off": {driver: protectionOff, claim: testClaim(nil),
-			class: testClass(func(c *storagev1.StorageClass) {
-				recreated(c)
-				c.Parameters = map[string]string{volumerules.ParameterPrefix + "secret-name": "x"}
-			}), call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown"},
-		"recreated, the claim is protected since an earlier process, protection off": {
-			driver: protectionOff, claim: testClaim(protected), class: testClass(recreated), call: testCall(intent.Unknown, nil),
 			want: doCreateVolume, reason: "Unknown",
-		},
-		"recreated for another driver, protection off": {
-			driver: protectionOff, claim: testClaim(nil),
-			class: testClass(func(c *storagev1.StorageClass) { recreated(c); c.Provisioner = "other" }),
-			call:  testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
-		},
-		"recreated, no node is selected, protection off": {
-			driver: protectionOff, claim: testClaim(nil), class: testClass(func(c *storagev1.StorageClass) { recreated(c); late(c) }),
-			call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
-		},
-		"recreated, node chosen by the alpha annotation, protection off": {
-			driver: protectionOff, claim: testClaim(alpha), class: testClass(func(c *storagev1.StorageClass) { recreated(c); late(c) }),
-			call: testCall(intent.Unknown, nil), want: doCreateVolume, reason: "Unknown",
-		},
-		"recreated, the claim is deleted, protection off": {
-			driver: protectionOff, claim: testClaim(deleting), class: testClass(recreated), call: testCall(intent.Unknown, nil),
-			want: doCreateVolume, reason: "Unknown",
-		},
-		"recreated and prepared again, protection off": {
-			driver: protectionOff, claim: testClaim(nil), class: testClass(recreated),
-			call: testCall(intent.Unknown, func(c *call) { c.Payload.classUID = "class-2" }), want: doCreateVolume, reason: "Unknown",
 		},
 		"saved and still protected": {
 			claim: testClaim(protected), class: testClass(nil), call: savedCall(false), want: doUnprotect, reason: "Settled",

@@ -103,15 +103,6 @@ func begin(event intent.Event, id string, next operation) change {
 	}}
 }
 
-// prepareAgain replaces an indeterminate request by one of the recreated class, as
-// csi-provisioner does; see --provisioning-protection=off.
-func prepareAgain(id string, next operation) change {
-	return change{Event: intent.Replan, Args: id, Set: func(o *operation) {
-		o.claim, o.request, o.plan = next.claim, next.request, next.plan
-		o.classUID, o.classVersion = next.classUID, next.classVersion
-	}}
-}
-
 func secretsRead(request *csi.CreateVolumeRequest, values map[string]string) change {
 	request = proto.CloneOf(request) // others hold the old one
 	request.Secrets = values

@@ -97,7 +97,6 @@ func TestSourceIsCounted(t *testing.T) {
 	check(2, 0)
 	do(a, change{Event: intent.Send})
 	do(a, outcomeUnknown())
-	do(b, prepareAgain("b", operation{}))
 	check(2, 0)
 	if !o.Forget(a) {
 		t.Error("an indeterminate call is forgotten")

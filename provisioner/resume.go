@@ -224,14 +224,6 @@ func (r topologyRequest) checkNode(t *csi.TopologyRequirement, known *topology.A
 	return nil
 }
 
-// isReplaced reports whether the request is to be prepared again from a class that was recreated. Otherwise neither the state of the
-// claim nor its deletion changes a request that was sent. The record on a protected claim is that of the first request, which must not
-// be replaced.
-func (d driver) isReplaced(s claimState) bool {
-	return d.ProvisioningProtection == ProtectionOff && s.call.State.Unanswered() && s.failure == nil && s.classRecreated() &&
-		!isProtected(s.claim)
-}
-
 // classRecreated reports whether the class of the claim is another object than the one the request was prepared from.
 func (s claimState) classRecreated() bool {
 	return s.class != nil && s.class.UID != s.call.Payload.classUID
