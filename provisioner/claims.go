@@ -55,6 +55,16 @@ func newClaimLoop(c *Controller) *claimLoop {
 	return l
 }
 
+// groupOf returns the group of a claim for [workloop.NewFair]: its StorageClass. A claim that was deleted has that of its volume
+// in progress.
+func (l *claimLoop) groupOf(key claimKey) string {
+	claim, ok := l.c.claims.Get(key.String())
+	if !ok || claim.UID != key.UID {
+		return l.ops.Get(key).Payload.plan.ClassName
+	}
+	return storagehelpers.GetPersistentVolumeClaimClass(claim)
+}
+
 // begin reads which versions of claims and volumes an earlier leader has left. If it fails, all claims are read before their
 // first request.
 func (l *claimLoop) begin(ctx context.Context) {

@@ -48,6 +48,15 @@ func newVolumeLoop(c *Controller, users volumeUsers, deleted func(*corev1.Persis
 	return l
 }
 
+// groupOf returns the group of a PersistentVolume, its StorageClass, or "" if it was deleted.
+func (l *volumeLoop) groupOf(name string) string {
+	pv, ok := l.c.volumes.Get(name)
+	if !ok {
+		return ""
+	}
+	return storagehelpers.GetPersistentVolumeClass(pv)
+}
+
 // register has the events of PersistentVolumes and VolumeAttachments fill the queue.
 func (l *volumeLoop) register(registrations *kube.Registrations) {
 	registrations.Add(l.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
