@@ -162,14 +162,13 @@ func noTopology(anywhere bool) change {
 	}}
 }
 
-// operations holds the CreateVolume of each claim, with indexes. It is safe for use by several goroutines.
+// operations holds the CreateVolume of each claim, with an index. It is safe for use by several goroutines.
 type operations struct {
 	*intent.Ledger[claimKey, operation]
 	// sourceReleased is called when a call that copied a source has ended. It must not call operations.
 	sourceReleased func(*volumerules.Source)
 
-	mu     sync.Mutex                 // after the lock of the ledger
-	copies map[volumerules.Source]int // calls in progress by the source they copy
+	mu sync.Mutex // after the lock of the ledger
 	// byHandle has the claim for which CreateVolume has returned a volume first, until a PersistentVolume names the volume, or no
 	// volume is left.
 	byHandle map[string]claimKey
@@ -178,13 +177,13 @@ type operations struct {
 func newOperations() *operations {
 	o := &operations{
 		Ledger:         intent.NewLedger[claimKey, operation](election.MayCall),
-		sourceReleased: func(*volumerules.Source) {}, copies: map[volumerules.Source]int{}, byHandle: map[string]claimKey{},
+		sourceReleased: func(*volumerules.Source) {}, byHandle: map[string]claimKey{},
 	}
 	o.OnChange(o.changed)
 	return o
 }
 
-// changed updates the indexes.
+// changed updates the index, and reports a source that is not copied any more.
 func (o *operations) changed(key claimKey, before, after call) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -196,14 +195,7 @@ func (o *operations) changed(key claimKey, before, after call) {
 			o.byHandle[is] = key
 		}
 	}
-	switch was, is := sourceOf(before), sourceOf(after); {
-	case was == nil && is != nil:
-		o.copies[*is]++
-	case was != nil && is == nil:
-		o.copies[*was]--
-		if o.copies[*was] == 0 {
-			delete(o.copies, *was)
-		}
+	if was := sourceOf(before); was != nil && sourceOf(after) == nil {
 		o.sourceReleased(was)
 	}
 }
@@ -232,11 +224,14 @@ func (o *operations) holderOf(handle string) (holder claimKey, held bool) {
 	return holder, held
 }
 
-// copying returns how many calls copy a source.
-func (o *operations) copying(source volumerules.Source) int {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.copies[source]
+// copies reports whether a call copies a source.
+func (o *operations) copies(source volumerules.Source) bool {
+	for _, c := range o.All() {
+		if s := sourceOf(c); s != nil && *s == source {
+			return true
+		}
+	}
+	return false
 }
 
 // announce reports whether the event Provisioning is still to be sent for a claim, and

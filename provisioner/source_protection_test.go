@@ -77,7 +77,9 @@ func (h *webhook) loop(t *testing.T) *claimLoop {
 		cfg:     Config{RetryIntervalStart: time.Second},
 	}
 	ops := newOperations()
-	ops.copies[testSnapshot] = 1
+	if _, _, err := ops.Apply(claimKey{UID: "other"}, begin(intent.Plan, "a", operation{source: &testSnapshot})); err != nil {
+		t.Fatal(err)
+	}
 	claims := kube.NewTermCache(kube.NewInformers(nil, nil, "d").Claims())
 	p := &sourceProtector{c: c, claims: claims, ops: ops}
 	beginsAt(t, claims, "1")

@@ -94,7 +94,7 @@ func addFinalizer[T metav1.Object](ctx context.Context, w kube.Writer[T], name s
 
 // inUse reports whether a claim waits for a copy of a source, or an operation makes one.
 func (p *sourceProtector) inUse(key volumerules.Source) bool {
-	if p.ops.copying(key) > 0 {
+	if p.ops.copies(key) {
 		return true
 	}
 	for _, claim := range p.c.claims.ByIndex(kube.ByDependency, key.DependencyKey()) {
