@@ -27,41 +27,39 @@ import (
 // outcome. It applies to a claim that is being deleted, too.
 func (d driver) decideResume(s claimState) step {
 	class := storagehelpers.GetPersistentVolumeClaimClass(s.claim)
-	cannot := func(reason string, cause error, fix string) step {
-		return step{action: doFail, reason: reason, err: cannotRetry(d.volumeName(s.claim.UID), cause, fix)}
+	cannot := func(a action, reason string, cause error, fix string) step {
+		return step{action: a, reason: reason, err: cannotRetry(d.volumeName(s.claim.UID), cause, fix)}
 	}
 	switch {
 	case d.NodeDeployment && recordedWithoutNode(s.claim):
-		st := cannot("RecordWithoutNode", errors.New("the request was sent for no node, and each instance repeats those for its own"),
-			"Run the provisioner without --node-deployment until it is resolved")
-		st.action = doReport // by each instance: with retries, hundreds of nodes would send too many events
-		return st
+		// Each instance reports it: with retries, hundreds of nodes would send too many events.
+		cause := errors.New("the request was sent for no node, and each instance repeats those for its own")
+		return cannot(doReport, "RecordWithoutNode", cause, "Run the provisioner without --node-deployment until it is resolved")
 	case !d.isForThisNode(s.claim):
 		return step{action: doForget, reason: "OfAnotherNode"}
 	case s.class == nil || !d.is(s.class.Provisioner): // the request of a class of another driver would differ
 		err := fmt.Errorf("StorageClass %q was deleted or belongs to another driver", class)
-		return cannot("ClassDeleted", err, "Recreate the StorageClass")
+		return cannot(doFail, "ClassDeleted", err, "Recreate the StorageClass")
 	case kube.WaitsForFirstConsumer(s.class) && nodeOf(s.claim) == "":
 		cause, fix := "no node is selected", "Create a pod that uses this PVC"
 		if hasRecord(s.claim) {
 			cause, fix = "its record names no node", "Recreate the StorageClass with the volumeBindingMode that it had"
 		}
-		st := cannot("NoNode", fmt.Errorf("%s, and StorageClass %q has volumeBindingMode WaitForFirstConsumer", cause, class), fix)
-		st.action = doReport // the claim waits for a node
-		return st
+		err := fmt.Errorf("%s, and StorageClass %q has volumeBindingMode WaitForFirstConsumer", cause, class)
+		return cannot(doReport, "NoNode", err, fix) // the claim waits for a node
 	case d.needsRefs(s.claim) && s.refs == nil:
 		return step{action: doReadReferences, reason: "RecordFound"}
 	case s.refs != nil && isReadError(s.refs.err):
 		return step{action: doFail, reason: "CannotRead", err: s.refs.err}
 	case s.refs != nil && s.refs.err != nil:
-		return cannot("SourceDeleted", s.refs.err, "Recreate the data source, its ReferenceGrant or the VolumeAttributesClass")
+		return cannot(doFail, "SourceDeleted", s.refs.err, "Recreate the data source, its ReferenceGrant or the VolumeAttributesClass")
 	}
 	next, err := d.resume(s.claim, s.class, s.refs, s.known)
 	switch {
 	case errors.Is(err, errRequestChanged):
-		return cannot("RequestChanged", err, "Restore the StorageClass, the annotation, the referenced object or the flag")
+		return cannot(doFail, "RequestChanged", err, "Restore the StorageClass, the annotation, the referenced object or the flag")
 	case err != nil:
-		return cannot("CannotResume", err, "Restore the annotation, or the objects that this PVC names")
+		return cannot(doFail, "CannotResume", err, "Restore the annotation, or the objects that this PVC names")
 	}
 	return s.begin(intent.Resume, "RecordFound", next)
 }
