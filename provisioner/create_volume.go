@@ -54,11 +54,11 @@ func (l *claimLoop) createVolume(ctx context.Context, key claimKey, s claimState
 	}
 	volume := response.GetVolume()
 	klog.FromContext(ctx).V(3).Info("Volume created", "volume", volume)
-	source := l.c.driver.sourceOf(o.request, o.plan, volume)
-	err = checkVolume(o.request, o.sourceBytes, volume)
+	source := l.c.driver.sourceOf(o, volume)
+	err = checkVolume(o, volume)
 	var pv *corev1.PersistentVolume
 	if err == nil {
-		pv, err = l.c.driver.volumeOf(o.claim, o.request, o.plan, volume)
+		pv, err = l.c.driver.volumeOf(o, volume)
 		if err != nil {
 			err = fmt.Errorf("%w: %w", errUnusable, err)
 		}
@@ -170,23 +170,23 @@ func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operatio
 	return noVolume(nil), o.rejectReason
 }
 
-// checkVolume returns an error if a created volume does not match its request. sourceBytes is the size of a source that is larger
-// than the request of a recorded clone: the source has been expanded since, and the volume was cloned before. Or a user has
+// checkVolume returns an error if a created volume does not match its request. The source of a recorded clone may be larger
+// than its request: the source has been expanded since, and the volume was cloned before. Or a user has
 // written the record, to get a volume of that size for a smaller claim.
-func checkVolume(request *csi.CreateVolumeRequest, sourceBytes int64, v *csi.Volume) error {
-	required, size := request.GetCapacityRange().GetRequiredBytes(), v.GetCapacityBytes()
+func checkVolume(o operation, v *csi.Volume) error {
+	required, size := o.request.GetCapacityRange().GetRequiredBytes(), v.GetCapacityBytes()
 	invalidID := csiclient.CheckID("volume_id", v.GetVolumeId())
 	switch {
 	case v.GetVolumeId() == "":
 		return errNoVolume
 	case invalidID != nil:
 		return fmt.Errorf("%w: %w", errUnusable, invalidID)
-	case sourceBytes > 0 && (size == 0 || size > required && size >= sourceBytes):
+	case o.sourceBytes > 0 && (size == 0 || size > required && size >= o.sourceBytes):
 		return fmt.Errorf("%w: it has %d bytes, the PVC requests %d, and the source has %d: the clone would be larger than requested",
-			errUnusable, size, required, sourceBytes)
+			errUnusable, size, required, o.sourceBytes)
 	case size != 0 && size < required:
 		return fmt.Errorf("%w: it has %d bytes, and the request requires %d; this is a driver bug", errUnusable, size, required)
-	case request.GetVolumeContentSource() != nil && v.GetContentSource() == nil:
+	case o.request.GetVolumeContentSource() != nil && v.GetContentSource() == nil:
 		return fmt.Errorf("%w: CreateVolumeResponse has no content_source for a clone or restore, so the volume may be empty; "+
 			"this is a driver bug", errUnusable)
 	}

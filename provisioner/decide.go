@@ -235,7 +235,7 @@ func (d driver) decideRequest(s claimState) step {
 	}
 	node := selectedNode(s.claim)
 	chosen := s.claim.Annotations[storagehelpers.AnnSelectedNode] != "" // no scheduler replaces the alpha annotation
-	request, p, err := d.prepare(s.claim, class, node, s.refs, d.requirementFor(s.claim, class, node, s.known))
+	next, err := d.prepare(s.claim, class, node, s.refs, d.requirementFor(s.claim, class, node, s.known))
 	switch {
 	case errors.Is(err, errNodeNotFound) && chosen:
 		return step{action: doReschedule, reason: "NodeDeleted", err: err}
@@ -243,10 +243,6 @@ func (d driver) decideRequest(s claimState) step {
 		return step{action: doReschedule, reason: "NoTopologyForLong", err: err}
 	case err != nil:
 		return step{action: doFail, reason: "CannotRequest", err: err}
-	}
-	next := operation{claim: s.claim, classUID: s.class.UID, classVersion: s.class.ResourceVersion, request: request, plan: p}
-	if s.refs != nil {
-		next.source = s.refs.source
 	}
 	if s.stale {
 		return step{action: doReadClaim, reason: "Wanted"}

@@ -83,13 +83,11 @@ func late(c *storagev1.StorageClass) {
 // testCall returns a call for testClaim in a state.
 func testCall(s intent.State, change func(*call)) call {
 	d := testDriver(nil)
-	request, p, err := d.prepare(testClaim(nil), testClass(nil), "", nil, nil)
+	o, err := d.prepare(testClaim(nil), testClass(nil), "", nil, nil)
 	if err != nil {
 		panic(err)
 	}
-	c := call{State: s, Args: recordID, Payload: operation{
-		claim: testClaim(nil), classUID: testClass(nil).UID, request: request, plan: p,
-	}}
+	c := call{State: s, Args: recordID, Payload: o}
 	if change != nil {
 		change(&c)
 	}

@@ -280,18 +280,18 @@ func (o *nodeOwnership) hasCapacity(ctx context.Context, s claimState) (bool, er
 	if err != nil {
 		return false, err
 	}
-	request, _, err := d.prepare(s.claim, class, d.NodeName, nil, d.requirementFor(s.claim, class, d.NodeName, s.known))
+	next, err := d.prepare(s.claim, class, d.NodeName, nil, d.requirementFor(s.claim, class, d.NodeName, s.known))
 	if err != nil {
 		return false, err
 	}
-	topologies := request.GetAccessibilityRequirements().GetRequisite()
+	topologies := next.request.GetAccessibilityRequirements().GetRequisite()
 	if len(topologies) == 0 {
 		topologies = []*csi.Topology{nil}
 	}
 	for _, topology := range topologies {
 		call, cancel := context.WithTimeout(ctx, o.c.cfg.Timeout)
 		response, err := o.c.deps.CSI.GetCapacity(call, &csi.GetCapacityRequest{
-			VolumeCapabilities: request.VolumeCapabilities, Parameters: request.Parameters, AccessibleTopology: topology,
+			VolumeCapabilities: next.request.VolumeCapabilities, Parameters: next.request.Parameters, AccessibleTopology: topology,
 		})
 		cancel()
 		if err != nil {

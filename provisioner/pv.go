@@ -16,14 +16,13 @@ import (
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
-// volumeOf returns the PersistentVolume of a claim for a created volume. It returns an error only
+// volumeOf returns the PersistentVolume for a created volume. It returns an error only
 // if the translation to an in-tree source fails.
-func (d driver) volumeOf(
-	claim *corev1.PersistentVolumeClaim, request *csi.CreateVolumeRequest, p plan, v *csi.Volume,
-) (*corev1.PersistentVolume, error) {
+func (d driver) volumeOf(o operation, v *csi.Volume) (*corev1.PersistentVolume, error) {
+	claim, p := o.claim, o.plan
 	capacity := v.GetCapacityBytes()
 	if capacity == 0 { // the driver does not know it
-		capacity = request.GetCapacityRange().GetRequiredBytes()
+		capacity = o.request.GetCapacityRange().GetRequiredBytes()
 	}
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: p.VolumeName, Annotations: volumeAnnotations(p.Provisioner, p.Secrets)},
@@ -37,7 +36,7 @@ func (d driver) volumeOf(
 				Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: claim.Namespace, Name: claim.Name,
 				UID: claim.UID, ResourceVersion: claim.ResourceVersion,
 			},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: d.sourceOf(request, p, v)},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: d.sourceOf(o, v)},
 			NodeAffinity:           d.affinityOf(v),
 		},
 	}
@@ -58,11 +57,12 @@ func (d driver) volumeOf(
 }
 
 // sourceOf returns the CSI source of a created volume.
-func (d driver) sourceOf(request *csi.CreateVolumeRequest, p plan, v *csi.Volume) *corev1.CSIPersistentVolumeSource {
+func (d driver) sourceOf(o operation, v *csi.Volume) *corev1.CSIPersistentVolumeSource {
+	p := o.plan
 	source := &corev1.CSIPersistentVolumeSource{
 		Driver: d.name, VolumeHandle: v.GetVolumeId(), FSType: p.FSType,
 		VolumeAttributes:           map[string]string{identityAttribute: d.identity},
-		ReadOnly:                   d.ControllerPublishReadonly && onlyRead(request.GetVolumeCapabilities()),
+		ReadOnly:                   d.ControllerPublishReadonly && onlyRead(o.request.GetVolumeCapabilities()),
 		ControllerPublishSecretRef: p.Secrets.ControllerPublish, NodeStageSecretRef: p.Secrets.NodeStage,
 		NodePublishSecretRef: p.Secrets.NodePublish, ControllerExpandSecretRef: p.Secrets.ControllerExpand,
 		NodeExpandSecretRef: p.Secrets.NodeExpand,

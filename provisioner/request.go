@@ -86,34 +86,35 @@ func (d driver) basics(claim *corev1.PersistentVolumeClaim, class *storagev1.Sto
 	return parameters, p, err
 }
 
-// prepare returns the request for the volume of a claim, without the values of its secrets, and
-// the plan. refs holds the objects that the claim references, or is nil. require computes the
-// topology requirement and is called only if the driver has topology. The request depends on
-// the arguments alone.
+// prepare returns the operation that creates the volume of a claim, without the values of its secrets. refs holds the objects
+// that the claim references, or is nil. require computes the topology requirement and is called only if the driver has topology.
+// The request depends on the arguments alone.
 func (d driver) prepare(
 	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, refs *resolvedRefs,
 	require func() (*csi.TopologyRequirement, error),
-) (*csi.CreateVolumeRequest, plan, error) {
+) (operation, error) {
 	parameters, p, err := d.basics(claim, class)
-	p.SelectedNode = node
 	if err != nil {
-		return nil, p, err
+		return operation{}, err
 	}
+	p.SelectedNode = node
 	if d.ExtraCreateMetadata {
 		parameters[volumerules.ParameterPrefix+"pvc/name"] = claim.Name
 		parameters[volumerules.ParameterPrefix+"pvc/namespace"] = claim.Namespace
 		parameters[volumerules.ParameterPrefix+"pv/name"] = p.VolumeName
 	}
 	request := &csi.CreateVolumeRequest{Name: p.VolumeName, Parameters: parameters, CapacityRange: capacityRange(claim)}
+	o := operation{claim: claim, classUID: class.UID, classVersion: class.ResourceVersion, request: request}
 	if refs != nil {
 		request.VolumeContentSource, request.MutableParameters = refs.content, refs.mutable
+		o.source, o.sourceBytes = refs.source, refs.sourceBytes
 	}
 	if request.VolumeCapabilities, err = d.capabilities(p); err != nil {
-		return nil, p, err
+		return o, err
 	}
 	if d.topology {
 		if request.AccessibilityRequirements, err = require(); err != nil {
-			return nil, p, err
+			return o, err
 		}
 	}
 	p.Secrets, err = volumerules.ResolveSecrets(class.Parameters, volumerules.SecretScope{
@@ -122,7 +123,8 @@ func (d driver) prepare(
 	if err == nil {
 		err = p.Secrets.Permitted(d.SecretNamespaces)
 	}
-	return request, p, err
+	o.plan = p
+	return o, err
 }
 
 // requirementFor returns a function that computes the topology requirement of a claim from the nodes in known.

@@ -107,7 +107,6 @@ var errRequestChanged = errors.New("CreateVolume request has changed")
 func (d driver) resume(
 	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, refs *resolvedRefs, known *topology.Aggregate,
 ) (o operation, err error) {
-	o = operation{claim: claim, classUID: class.UID, classVersion: class.ResourceVersion}
 	if class, err = d.translated(class); err != nil {
 		return o, err
 	}
@@ -118,15 +117,10 @@ func (d driver) resume(
 	if err != nil {
 		return o, err
 	}
-	if refs != nil {
-		o.source, o.sourceBytes = refs.source, refs.sourceBytes
-	}
 	if record == nil { // the best that is known is what would be requested now
 		node := selectedNode(claim)
-		o.request, o.plan, err = d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
-		return o, err
+		return d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
 	}
-	o.resumed = record.ID
 	resuming.Lock()
 	defer resuming.Unlock()
 	var topology *csi.TopologyRequirement
@@ -143,12 +137,19 @@ func (d driver) resume(
 			strict: d.StrictTopology, allowed: class.AllowedTopologies, node: record.SelectedNode,
 		}.check(topology, known)
 	}
-	hash, err := d.prepareRecorded(&o, class, record, refs, recorded)
+	hash := ""
+	prepare := func(d driver) {
+		if o, err = d.prepare(claim, class, record.SelectedNode, refs, recorded); err == nil {
+			hash, err = fingerprint(o.request, record.Recompute)
+		}
+	}
+	prepare(d)
 	if err == nil && hash != record.Request && d.caps.SingleNodeMultiWriter { // an earlier version of the driver may lack the capability
 		before := d
 		before.caps.SingleNodeMultiWriter = false
-		hash, err = before.prepareRecorded(&o, class, record, refs, recorded)
+		prepare(before)
 	}
+	o.resumed = record.ID
 	secret := ptr.Deref(o.plan.Secrets.Provisioner, corev1.SecretReference{})
 	switch {
 	case err != nil:
@@ -160,17 +161,6 @@ func (d driver) resume(
 			errRequestChanged, secretName(record.Secret), class.Name, secretName(secret))
 	}
 	return o, err
-}
-
-// prepareRecorded prepares the request of o and returns its hash.
-func (d driver) prepareRecorded(o *operation, class *storagev1.StorageClass, record *requestRecord, refs *resolvedRefs,
-
-	topology func() (*csi.TopologyRequirement, error),
-) (hash string, err error) {
-	if o.request, o.plan, err = d.prepare(o.claim, class, record.SelectedNode, refs, topology); err != nil {
-		return "", err
-	}
-	return fingerprint(o.request, record.Recompute)
 }
 
 // check returns an error if a request with r cannot have the topology t. A node that was deleted since, or on which the driver is

@@ -51,10 +51,10 @@ func (f *fixture) forge(claim *corev1.PersistentVolumeClaim, class *storagev1.St
 			_, err := record.pack(t)
 			f.Must(err)
 		}
-		request, _, err := f.c.driver.prepare(claim, class, forged.node, &resolvedRefs{content: forged.content},
+		o, err := f.c.driver.prepare(claim, class, forged.node, &resolvedRefs{content: forged.content},
 			func() (*csi.TopologyRequirement, error) { return t, nil })
 		f.Must(err)
-		record.Request, err = fingerprint(request, false)
+		record.Request, err = fingerprint(o.request, false)
 		f.Must(err)
 		data, err := json.Marshal(record)
 		f.Must(err)
