@@ -288,7 +288,13 @@ func (l *claimLoop) nodeChanged(node string, changed bool) {
 	for _, claim := range l.c.claims.ByIndex(kube.ByNode, node) {
 		l.claimChanged(claim)
 	}
-	for _, key := range l.ops.takeTopologyWaiters() {
+	var waiting []claimKey
+	for key, c := range l.ops.All() {
+		if c.Payload.awaitsTopology {
+			waiting = append(waiting, key)
+		}
+	}
+	for _, key := range waiting {
 		l.queue.Add(key)
 	}
 }

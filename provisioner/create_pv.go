@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -107,8 +108,11 @@ func (l *claimLoop) saveAll(ctx context.Context) {
 	defer cancel()
 	var all errgroup.Group
 	all.SetLimit(drainLimit)
-	for key, unsaved := range l.ops.in(intent.Answered) {
+	for key, unsaved := range maps.Collect(l.ops.All()) {
 		o := unsaved.Payload
+		if unsaved.State != intent.Answered {
+			continue
+		}
 		if o.pvMayExist && o.pvDeleted {
 			continue // and with it the volume
 		}
@@ -129,20 +133,19 @@ func (l *claimLoop) saveAll(ctx context.Context) {
 // logUnrecorded logs the volumes that the driver may have and no other process knows of. The record on a claim is missing
 // if the claim was deleted during its first CreateVolume, for example.
 func (l *claimLoop) logUnrecorded(ctx context.Context) {
-	for _, s := range []intent.State{intent.Sent, intent.Unknown, intent.Undoing} {
-		for key, c := range l.ops.in(s) {
-			o := c.Payload
-			claim, ok := l.claims.Get(key.String())
-			if ok && claim.UID == key.UID && isProtected(claim) {
-				continue
-			}
-			err, handle := errors.New("the outcome of CreateVolume is unknown"), ""
-			if s == intent.Undoing {
-				err, handle = o.rejectReason, o.csiSource.VolumeHandle
-			}
-			klog.FromContext(ctx).Error(err, "Volume may exist. If the PVC is deleted, delete the volume on the storage backend",
-				"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volume", o.plan.VolumeName, "volumeHandle", handle,
-				"stage", stageOf(c))
+	for key, c := range l.ops.All() {
+		o := c.Payload
+		claim, ok := l.claims.Get(key.String())
+		recorded := ok && claim.UID == key.UID && isProtected(claim)
+		if recorded || !c.State.MayHaveEffect() || c.State == intent.Answered {
+			continue
 		}
+		err, handle := errors.New("the outcome of CreateVolume is unknown"), ""
+		if c.State == intent.Undoing {
+			err, handle = o.rejectReason, o.csiSource.VolumeHandle
+		}
+		klog.FromContext(ctx).Error(err, "Volume may exist. If the PVC is deleted, delete the volume on the storage backend",
+			"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volume", o.plan.VolumeName, "volumeHandle", handle,
+			"stage", stageOf(c))
 	}
 }

@@ -246,19 +246,6 @@ func (o *operations) allowRetry(key claimKey) {
 	o.Update(key, func(s intent.State, op *operation) { op.infeasible, op.outdated = nil, s.InProgress() })
 }
 
-// takeTopologyWaiters returns the claims for which no topology was found, once each.
-func (o *operations) takeTopologyWaiters() (waiters []claimKey) {
-	for key, c := range o.All() {
-		if c.Payload.awaitsTopology {
-			waiters = append(waiters, key)
-		}
-	}
-	for _, key := range waiters {
-		o.Update(key, func(_ intent.State, op *operation) { op.awaitsTopology = false })
-	}
-	return waiters
-}
-
 // sameVolume returns another claim whose volume has the name or the handle of the volume of rejected.
 func (o *operations) sameVolume(key claimKey, rejected operation) (other claimKey, found bool) {
 	for other, c := range o.All() {
@@ -269,17 +256,6 @@ func (o *operations) sameVolume(key claimKey, rejected operation) (other claimKe
 		}
 	}
 	return claimKey{}, false
-}
-
-// in returns the calls in a state.
-func (o *operations) in(s intent.State) map[claimKey]call {
-	found := map[claimKey]call{}
-	for key, c := range o.All() {
-		if c.State == s {
-			found[key] = c
-		}
-	}
-	return found
 }
 
 // unresolved adds to indeterminateClaims the UIDs of claims whose volume may exist, and removes those whose volume exists.

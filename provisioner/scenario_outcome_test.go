@@ -273,7 +273,7 @@ func lastSave(t *testing.T) {
 	f.makeClass(nil)
 	f.saved(f.claim(nil))
 	kubetest.Eventually(t, "the volume is not saved", func(context.Context) error {
-		if l := f.c.claimLoop.Load(); posts.Load() != 1 || len(l.ops.in(intent.Answered)) != 1 {
+		if _, unsaved := f.c.unresolved(); posts.Load() != 1 || unsaved != 1 {
 			return errors.New("it may be")
 		}
 		return nil
