@@ -43,10 +43,12 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 		}
 		return nil
 	case doAddVolumeFinalizer:
-		if err := t.addVolumeFinalizer(ctx, s.volume); err != nil {
-			return t.recordError(ctx, va, fmt.Errorf("could not add PersistentVolume finalizer: %w", err))
+		_, err := t.volumes.Patch(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), s.volume,
+			kube.MetadataPatch{AddFinalizers: []string{t.c.driver.finalizer}})
+		if err == nil || t.volumes.Outdated(s.volume, err) {
+			return nil // decide again
 		}
-		return nil
+		return t.recordError(ctx, va, fmt.Errorf("could not add PersistentVolume finalizer: %w", err))
 	case doAddFinalizer:
 		err := t.changeAttachment(ctx, va, step.change)
 		if err == nil || t.attachments.Outdated(va, err) {

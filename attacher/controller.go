@@ -12,7 +12,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -96,9 +95,7 @@ type term struct {
 	volumes     *kube.TermCache[*corev1.PersistentVolume]
 	vaQueue     *workloop.Loop[attachmentKey]
 	pvQueue     *workloop.Loop[string]
-	// finalizers has two VolumeAttachments of one volume share the write of its finalizer.
-	finalizers singleflight.Group
-	outOfSync  outOfSync
+	outOfSync   outOfSync
 	// calls has the calls for VolumeAttachments, by UID, until their result is in the status or the volume is unpublished.
 	calls   *intent.Ledger[types.UID, lastCall]
 	running keylock.Locks[string] // calls, by the name of the VolumeAttachment
