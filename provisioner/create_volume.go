@@ -19,6 +19,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/intent"
+	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
@@ -54,35 +55,32 @@ func (l *claimLoop) createVolume(ctx context.Context, key claimKey, s claimState
 	}
 	volume := response.GetVolume()
 	klog.FromContext(ctx).V(3).Info("Volume created", "volume", volume)
-	source := l.c.driver.sourceOf(o, volume)
+	handle, pv := volume.GetVolumeId(), l.c.driver.volumeOf(o, volume)
+	created := pv
 	err = checkVolume(o, volume)
-	var pv *corev1.PersistentVolume
-	if err == nil {
-		pv, err = l.c.driver.volumeOf(o, volume)
-		if err != nil {
+	if err == nil && o.plan.Migrated {
+		if created, err = migration.ToInTree(pv); err != nil {
 			err = fmt.Errorf("%w: %w", errUnusable, err)
 		}
 	}
-	if err == nil {
-		pv.Finalizers = append(pv.Finalizers, l.c.volumeFinalizers(o.plan)...)
-	}
 	switch {
 	case errors.Is(err, errUnusable):
-		return volumeRejected(source, l.c.driver.affinityOf(volume), err), nil
+		return volumeRejected(handle, pv, err), nil
 	case err != nil && again:
 		return l.notRepeated(o, err)
 	case err != nil:
 		l.c.notProvisioned(o)
 		return l.indeterminate(key, s, err)
-	case again && source.VolumeHandle != o.csiSource.VolumeHandle:
+	case again && handle != o.handle:
 		klog.FromContext(ctx).Error(nil, "CreateVolume returned another volume than before. Delete the earlier one on the storage backend",
-			"earlier", o.csiSource.VolumeHandle, "volumeHandle", source.VolumeHandle)
+			"earlier", o.handle, "volumeHandle", handle)
 	}
+	created.Finalizers = append(created.Finalizers, l.c.volumeFinalizers(o.plan)...)
 	requested := o.request.GetCapacityRange().GetRequiredBytes()
-	if warning := volumerules.CapacityWarning("CreateVolume", source.VolumeHandle, volume.GetCapacityBytes(), requested); warning != "" {
+	if warning := volumerules.CapacityWarning("CreateVolume", handle, volume.GetCapacityBytes(), requested); warning != "" {
 		l.c.event(o.claim, event{corev1.EventTypeWarning, reasonUnlikelyCapacity, warning})
 	}
-	return volumeCreated(pv, source), nil
+	return volumeCreated(handle, created), nil
 }
 
 // notRepeated reports that a repeated CreateVolume has failed. The volume of the earlier response exists, whatever the driver says.
@@ -139,7 +137,7 @@ func (l *claimLoop) finalError(key claimKey, s claimState, err error) (change, e
 // deleteRejected deletes a volume that was created and cannot be used, unless it belongs to another object. complete: the cache has all
 // PersistentVolumes of earlier leaders.
 func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operation, complete bool) (change, error) {
-	id := o.csiSource.VolumeHandle
+	id := o.handle
 	release, err := l.c.deps.Locks.Share(ctx, id) // may wait
 	if err != nil {
 		return change{}, err

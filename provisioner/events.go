@@ -90,7 +90,7 @@ func pvRefusedEvent(o operation, kept bool, err error) event {
 			fix = "Grant create on persistentvolumes, or correct the policy that denies it"
 		}
 		err = fmt.Errorf("%w. %s. If you have deleted volume %q on the storage backend, remove finalizer %s from this PVC instead",
-			err, fix, o.csiSource.VolumeHandle, kube.ProvisioningFinalizer)
+			err, fix, o.handle, kube.ProvisioningFinalizer)
 	}
 	return failedEvent(o.plan.ClassName, err)
 }

@@ -65,13 +65,12 @@ type operation struct {
 	sourceBytes  int64               // see resolvedRefs
 	outdated     bool                // an object that the request was prepared from has changed
 
-	pv         *corev1.PersistentVolume // of an answered call
+	handle     string                   // of the volume that CreateVolume has returned
+	pv         *corev1.PersistentVolume // for that volume; of a rejected one, to find out whom it belongs to
 	pvMayExist bool                     // a request that creates pv failed, perhaps after its effect
 	// pvRefused: the API server cannot store pv. CreateVolume is repeated, and its response replaces pv.
 	pvRefused    bool
-	csiSource    *corev1.CSIPersistentVolumeSource // of the volume that CreateVolume has returned
-	affinity     *corev1.VolumeNodeAffinity        // of a volume that must be deleted
-	rejectReason error                             // why it must be
+	rejectReason error // why the volume must be deleted
 
 	// pvDeleted: a PersistentVolume of the claim was deleted, of an answered call before the response to its creation. The
 	// claim must be read before another volume is requested.
@@ -111,17 +110,17 @@ func secretsRead(request *csi.CreateVolumeRequest, values map[string]string) cha
 
 func outcomeUnknown() change {
 	return change{Event: intent.Lose, Set: func(o *operation) {
-		o.pv, o.pvMayExist, o.pvRefused, o.pvDeleted, o.csiSource = nil, false, false, false, nil
+		o.pv, o.pvMayExist, o.pvRefused, o.pvDeleted, o.handle = nil, false, false, false, ""
 	}}
 }
 
-func volumeCreated(pv *corev1.PersistentVolume, source *corev1.CSIPersistentVolumeSource) change {
-	return change{Event: intent.Answer, Set: func(o *operation) { o.pv, o.csiSource, o.pvRefused = pv, source, false }}
+func volumeCreated(handle string, pv *corev1.PersistentVolume) change {
+	return change{Event: intent.Answer, Set: func(o *operation) { o.handle, o.pv, o.pvRefused = handle, pv, false }}
 }
 
-func volumeRejected(source *corev1.CSIPersistentVolumeSource, affinity *corev1.VolumeNodeAffinity, reason error) change {
+func volumeRejected(handle string, pv *corev1.PersistentVolume, reason error) change {
 	return change{Event: intent.Reject, Set: func(o *operation) {
-		o.pv, o.pvRefused, o.csiSource, o.affinity, o.rejectReason = nil, false, source, affinity, reason
+		o.handle, o.pv, o.pvRefused, o.rejectReason = handle, pv, false, reason
 	}}
 }
 
@@ -147,7 +146,7 @@ func pvNotSaved(mayExist, refused bool) change {
 func pvSaved() change {
 	return change{Event: intent.Settle, Set: func(o *operation) {
 		*o = operation{
-			began: o.began, announced: o.announced, infeasible: o.infeasible, csiSource: o.csiSource, pvDeleted: o.pvDeleted, saved: true,
+			began: o.began, announced: o.announced, infeasible: o.infeasible, handle: o.handle, pvDeleted: o.pvDeleted, saved: true,
 		}
 	}}
 }
@@ -202,10 +201,10 @@ func (o *operations) changed(key claimKey, before, after call) {
 
 // handleOf returns the handle of the volume that CreateVolume has returned and no PersistentVolume names yet; "" for none.
 func handleOf(c call) string {
-	if !c.State.InProgress() || c.Payload.csiSource == nil {
+	if !c.State.InProgress() {
 		return ""
 	}
-	return c.Payload.csiSource.VolumeHandle
+	return c.Payload.handle
 }
 
 // sourceOf returns the source that a call copies; nil for none.
@@ -250,8 +249,7 @@ func (o *operations) allowRetry(key claimKey) {
 func (o *operations) sameVolume(key claimKey, rejected operation) (other claimKey, found bool) {
 	for other, c := range o.All() {
 		sameName := c.State.InProgress() && c.Payload.plan.VolumeName == rejected.plan.VolumeName
-		source := c.Payload.csiSource
-		if other != key && (sameName || source != nil && source.VolumeHandle == rejected.csiSource.VolumeHandle) {
+		if other != key && (sameName || c.Payload.handle == rejected.handle) {
 			return other, true
 		}
 	}

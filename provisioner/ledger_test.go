@@ -103,7 +103,7 @@ func TestSourceOfCalls(t *testing.T) {
 	}
 	do(a, noVolume(nil))
 	check(true, 1)
-	do(b, volumeCreated(ourVolume(), nil))
+	do(b, volumeCreated("", ourVolume()))
 	do(b, pvSaved())
 	check(false, 2)
 	if o.Forget(a) || o.Forget(b) {

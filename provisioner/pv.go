@@ -12,13 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
-// volumeOf returns the PersistentVolume for a created volume. It returns an error only
-// if the translation to an in-tree source fails.
-func (d driver) volumeOf(o operation, v *csi.Volume) (*corev1.PersistentVolume, error) {
+// volumeOf returns the PersistentVolume for a created volume, with its CSI source.
+func (d driver) volumeOf(o operation, v *csi.Volume) *corev1.PersistentVolume {
 	claim, p := o.claim, o.plan
 	capacity := v.GetCapacityBytes()
 	if capacity == 0 { // the driver does not know it
@@ -36,8 +34,7 @@ func (d driver) volumeOf(o operation, v *csi.Volume) (*corev1.PersistentVolume, 
 				Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: claim.Namespace, Name: claim.Name,
 				UID: claim.UID, ResourceVersion: claim.ResourceVersion,
 			},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: d.sourceOf(o, v)},
-			NodeAffinity:           d.affinityOf(v),
+			NodeAffinity: d.affinityOf(v),
 		},
 	}
 	if p.AttributesClass != "" {
@@ -51,15 +48,8 @@ func (d driver) volumeOf(o operation, v *csi.Volume) (*corev1.PersistentVolume, 
 	}
 	if p.Migrated { // kube-controller-manager would add the annotation later
 		pv.Annotations[storagehelpers.AnnMigratedTo] = d.name
-		return migration.ToInTree(pv)
 	}
-	return pv, nil
-}
-
-// sourceOf returns the CSI source of a created volume.
-func (d driver) sourceOf(o operation, v *csi.Volume) *corev1.CSIPersistentVolumeSource {
-	p := o.plan
-	source := &corev1.CSIPersistentVolumeSource{
+	pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{
 		Driver: d.name, VolumeHandle: v.GetVolumeId(), FSType: p.FSType,
 		VolumeAttributes:           map[string]string{identityAttribute: d.identity},
 		ReadOnly:                   d.ControllerPublishReadonly && onlyRead(o.request.GetVolumeCapabilities()),
@@ -67,8 +57,8 @@ func (d driver) sourceOf(o operation, v *csi.Volume) *corev1.CSIPersistentVolume
 		NodePublishSecretRef: p.Secrets.NodePublish, ControllerExpandSecretRef: p.Secrets.ControllerExpand,
 		NodeExpandSecretRef: p.Secrets.NodeExpand,
 	}
-	maps.Copy(source.VolumeAttributes, v.GetVolumeContext())
-	return source
+	maps.Copy(pv.Spec.CSI.VolumeAttributes, v.GetVolumeContext())
+	return pv
 }
 
 // reclaims reports whether the volume is deleted when its claim is deleted. An empty policy means

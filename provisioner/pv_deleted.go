@@ -63,7 +63,7 @@ func (o *operations) pvDeleted(key claimKey, exists bool) (read bool) {
 
 // claimRefetched follows the deletion of a saved PersistentVolume.
 func claimRefetched(bound bool) change {
-	c := change{Set: func(o *operation) { o.csiSource, o.pvDeleted, o.saved = nil, false, o.saved && bound }}
+	c := change{Set: func(o *operation) { o.handle, o.pvDeleted, o.saved = "", false, o.saved && bound }}
 	if !bound {
 		c.Event = intent.Reset
 	}

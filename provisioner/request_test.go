@@ -289,12 +289,9 @@ func TestVolumeOf(t *testing.T) {
 	}
 	o.plan.Secrets = volumerules.Secrets{Provisioner: secret, ControllerPublish: secret, NodeStage: secret, NodePublish: secret,
 		ControllerExpand: secret, NodeExpand: secret, ControllerModify: secret}
-	pv, err := d.volumeOf(o, &csi.Volume{VolumeId: "vol-1", CapacityBytes: 5905580032,
+	pv := d.volumeOf(o, &csi.Volume{VolumeId: "vol-1", CapacityBytes: 5905580032,
 		VolumeContext:      map[string]string{"a": "b"},
 		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "z1"}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	wantAnnotations := map[string]string{
 		storagehelpers.AnnDynamicallyProvisioned: "drv.example.com", volumerules.AnnDeletionSecretName: "s",
 		volumerules.AnnDeletionSecretNamespace: "n", annModifySecretName: "s", annModifySecretNamespace: "n",
@@ -326,9 +323,7 @@ func TestVolumeOf(t *testing.T) {
 	}
 
 	o.plan.Secrets, o.plan.ReclaimPolicy = volumerules.Secrets{}, ptr.To(corev1.PersistentVolumeReclaimRetain)
-	if pv, err = d.volumeOf(o, &csi.Volume{VolumeId: "vol-1"}); err != nil {
-		t.Fatal(err)
-	}
+	pv = d.volumeOf(o, &csi.Volume{VolumeId: "vol-1"})
 	capacity = pv.Spec.Capacity[corev1.ResourceStorage]
 	empty, isThere := pv.Annotations[volumerules.AnnDeletionSecretName]
 	if pv.Finalizers != nil || capacity.Value() != 1_500_000_000 || empty != "" || !isThere || len(pv.Annotations) != 3 ||
