@@ -56,7 +56,7 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 	case doCreatePV:
 		return l.createPV(ctx, l.c.deps.Client, key, s.call.Payload)
 	case doDeleteRejected:
-		return l.deleteRejected(ctx, key, s.call.Payload, s.complete)
+		return l.deleteRejected(ctx, key, s.call.Payload)
 	}
 	return none, fmt.Errorf("action %v has no implementation", step.action)
 }

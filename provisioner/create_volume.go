@@ -134,9 +134,8 @@ func (l *claimLoop) finalError(key claimKey, s claimState, err error) (change, e
 	}), nil
 }
 
-// deleteRejected deletes a volume that was created and cannot be used, unless it belongs to another object. complete: the cache has all
-// PersistentVolumes of earlier leaders.
-func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operation, complete bool) (change, error) {
+// deleteRejected deletes a volume that was created and cannot be used, unless it belongs to another object.
+func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operation) (change, error) {
 	id := o.handle
 	release, err := l.c.deps.Locks.Share(ctx, id) // may wait
 	if err != nil {
@@ -144,7 +143,7 @@ func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operatio
 	}
 	defer release()
 	read := election.Now()
-	owner, err := l.ownerOfRejected(ctx, key, o, complete)
+	owner, err := l.ownerOfRejected(ctx, key, o)
 	switch {
 	case err != nil:
 		return change{}, err

@@ -38,8 +38,6 @@ type claimState struct {
 	now    time.Time
 	// stale: the cache may lack a request that an earlier leader has recorded on the claim.
 	stale bool
-	// complete: the cache has all PersistentVolumes that earlier leaders have created.
-	complete bool
 	reads
 }
 
@@ -80,13 +78,13 @@ type failure struct {
 // is released at once.
 func (l *claimLoop) gather(key claimKey, r reads) claimState {
 	s := claimState{call: l.ops.Get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now(), reads: r}
-	s.complete = l.volumes.Complete()
+	complete := l.volumes.Complete() // before the PersistentVolume is read
 	s.volume, _ = l.volumes.Get(l.c.driver.volumeName(key.UID))
 	claim, fresh, ok := l.claims.Fresh(key.Namespace + "/" + key.Name)
 	if !ok || claim.UID != key.UID {
 		return s
 	}
-	s.claim, s.stale = claim, !fresh || s.volume == nil && !s.complete && !r.volumeRead
+	s.claim, s.stale = claim, !fresh || s.volume == nil && !complete && !r.volumeRead
 	s.class, _ = l.c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(claim))
 	return s
 }

@@ -70,7 +70,7 @@ func (u volumeUsers) ofReleased(pv *corev1.PersistentVolume) string {
 // ownerOfRejected returns the object that a rejected volume belongs to, "" for none: a
 // PersistentVolume, or another claim with the same volume name. A driver that returns one
 // volume for two claims, or contradicts itself, must not cause its deletion.
-func (l *claimLoop) ownerOfRejected(ctx context.Context, key claimKey, o operation, complete bool) (string, error) {
+func (l *claimLoop) ownerOfRejected(ctx context.Context, key claimKey, o operation) (string, error) {
 	pv, err := l.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, o.plan.VolumeName, metav1.GetOptions{})
 	switch {
 	case err == nil && (migration.IsInTree(pv) || l.c.driver.isVolume(pv, o.pv)):
@@ -82,6 +82,7 @@ func (l *claimLoop) ownerOfRejected(ctx context.Context, key claimKey, o operati
 	if other, found := l.ops.sameVolume(key, o); found {
 		return "claim " + other.String(), nil
 	}
+	complete := l.volumes.Complete() // before the cache is read
 	others := l.users.others(o.pv)
 	if !complete && len(others) == 0 {
 		others, err = kube.ListAll[*corev1.PersistentVolume](ctx, l.c.deps.Client.CoreV1().PersistentVolumes().List)

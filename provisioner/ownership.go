@@ -73,9 +73,7 @@ func (d driver) allowedHere(s claimState) bool {
 	if err != nil {
 		return false
 	}
-	_, err = requirement(topologyRequest{
-		strict: d.StrictTopology, allowed: class.AllowedTopologies, node: d.NodeName, claim: s.claim.Name,
-	}, s.known)
+	_, err = d.requirementFor(s.claim, class, d.NodeName, s.known)()
 	return err == nil
 }
 
