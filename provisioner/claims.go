@@ -162,24 +162,23 @@ func (l *claimLoop) register(registrations *kube.Registrations) {
 	add := registrations.Add
 	// Topology first, so that the first claim finds it.
 	if l.c.watchesNodes() {
+		node := func(n metav1.Object) {
+			l.nodeChanged(n.GetName(), l.topologies.SetNode(n.GetName(), n.GetLabels(), true))
+		}
 		add(l.c.nodes.Handle(kube.Handlers[metav1.Object]{
-			Add: func(n metav1.Object) {
-				l.nodeChanged(n.GetName(), l.topologies.SetNode(n.GetName(), n.GetLabels(), true))
-			},
+			Add: node,
 			Update: func(old, n metav1.Object) {
 				if !maps.Equal(old.GetLabels(), n.GetLabels()) {
-					l.nodeChanged(n.GetName(), l.topologies.SetNode(n.GetName(), n.GetLabels(), true))
+					node(n)
 				}
 			},
 			Delete: func(n metav1.Object) { l.nodeChanged(n.GetName(), l.topologies.SetNode(n.GetName(), nil, false)) },
 		}))
+		csiNode := func(n *storagev1.CSINode) {
+			l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, l.topologyKeys(n), true))
+		}
 		add(l.c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
-			Add: func(n *storagev1.CSINode) {
-				l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, l.topologyKeys(n), true))
-			},
-			Update: func(_, n *storagev1.CSINode) {
-				l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, l.topologyKeys(n), true))
-			},
+			Add: csiNode, Update: func(_, n *storagev1.CSINode) { csiNode(n) },
 			Delete: func(n *storagev1.CSINode) { l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, nil, false)) },
 		}))
 	}

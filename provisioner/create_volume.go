@@ -75,7 +75,10 @@ func (l *claimLoop) createVolume(ctx context.Context, key claimKey, s claimState
 		klog.FromContext(ctx).Error(nil, "CreateVolume returned another volume than before. Delete the earlier one on the storage backend",
 			"earlier", o.handle, "volumeHandle", handle)
 	}
-	created.Finalizers = append(created.Finalizers, l.c.volumeFinalizers(o.plan)...)
+	// kube-controller-manager decides whether its in-tree plugin attaches an in-tree volume.
+	if l.c.deps.VolumeFinalizers != nil && !o.plan.Migrated {
+		created.Finalizers = append(created.Finalizers, l.c.deps.VolumeFinalizers()...)
+	}
 	requested := o.request.GetCapacityRange().GetRequiredBytes()
 	if warning := volumerules.CapacityWarning("CreateVolume", handle, volume.GetCapacityBytes(), requested); warning != "" {
 		l.c.event(o.claim, event{corev1.EventTypeWarning, reasonUnlikelyCapacity, warning})
@@ -94,15 +97,6 @@ func (c *Controller) notProvisioned(o operation) {
 	if c.deps.VolumeObserver != nil {
 		c.deps.VolumeObserver.VolumeNotProvisioned(o.plan.ClassName)
 	}
-}
-
-// volumeFinalizers returns the finalizers of other controllers for a new PersistentVolume. An
-// in-tree volume gets none: kube-controller-manager decides whether its in-tree plugin attaches it.
-func (c *Controller) volumeFinalizers(p plan) []string {
-	if p.Migrated || c.deps.VolumeFinalizers == nil {
-		return nil
-	}
-	return c.deps.VolumeFinalizers()
 }
 
 // indeterminate reports a call after which a volume may exist, now or later.
