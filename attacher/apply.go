@@ -23,7 +23,7 @@ import (
 func (t *term) apply(ctx context.Context, s attachmentState, step step, read *liveReads) (err error) {
 	va := s.attachment
 	switch step.action {
-	case doReportAttachError, doReportDetachError:
+	case doReportError:
 		return t.recordError(ctx, va, step.err)
 	case doReadSecrets:
 		if read.secrets, err = kube.ReadSecret(ctx, t.c.deps.Client, step.source.secrets); err != nil {
@@ -32,17 +32,23 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 		read.secretsRead = true
 		return nil
 	case doReadAttachment:
-		return t.readAttachment(ctx, va)
+		// The cache may lack the last writes of an earlier leader.
+		if _, _, err := t.attachments.Refetch(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va); err != nil {
+			return fmt.Errorf("reading VolumeAttachment %q before calling the driver: %w", va.Name, err)
+		}
+		return nil
 	case doReadVolume:
 		if _, _, err := t.volumes.Refetch(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), s.volume); err != nil {
 			return fmt.Errorf("reading PersistentVolume %q before calling the driver: %w", s.volume.Name, err)
 		}
 		return nil
 	case doAddVolumeFinalizer:
-		if err := t.addVolumeFinalizer(ctx, s.volume); err != nil {
-			return t.recordError(ctx, va, fmt.Errorf("could not add PersistentVolume finalizer: %w", err))
+		_, err := t.volumes.Patch(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), s.volume,
+			kube.MetadataPatch{AddFinalizers: []string{t.c.driver.finalizer}})
+		if err == nil || t.volumes.Outdated(s.volume, err) {
+			return nil // decide again
 		}
-		return nil
+		return t.recordError(ctx, va, fmt.Errorf("could not add PersistentVolume finalizer: %w", err))
 	case doAddFinalizer:
 		err := t.changeAttachment(ctx, va, step.change)
 		if err == nil || t.attachments.Outdated(va, err) {
@@ -64,15 +70,6 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 		return t.writeStatus(ctx, va, detachedStatus(va))
 	}
 	return fmt.Errorf("action %v has no implementation", step.action)
-}
-
-// readAttachment reads va from the API server, because the cache may not contain the last
-// writes of an earlier leader.
-func (t *term) readAttachment(ctx context.Context, va *storagev1.VolumeAttachment) error {
-	if _, _, err := t.attachments.Refetch(ctx, t.c.deps.Client.StorageV1().VolumeAttachments(), va); err != nil {
-		return fmt.Errorf("reading VolumeAttachment %q before calling the driver: %w", va.Name, err)
-	}
-	return nil
 }
 
 func (t *term) publish(ctx context.Context, s attachmentState, step step) error {

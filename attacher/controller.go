@@ -12,7 +12,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -72,17 +71,14 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	caps := deps.Driver.Controller
 	c := &Controller{
 		cfg: cfg, deps: deps, metrics: newMetrics(deps.Registry),
 		driver: driver{
-			name: deps.Driver.Name, finalizer: Finalizer(deps.Driver.Name), defaultFSType: cfg.DefaultFSType,
-			publishes: caps.PublishUnpublishVolume, publishReadonly: caps.PublishReadonly,
-			singleNodeMultiWriter: caps.SingleNodeMultiWriter,
+			name: deps.Driver.Name, finalizer: Finalizer(deps.Driver.Name), defaultFSType: cfg.DefaultFSType, caps: deps.Driver.Controller,
 		},
 		attachments: deps.Informers.Attachments(), volumes: deps.Informers.Volumes(),
 	}
-	if c.driver.publishes {
+	if c.driver.caps.PublishUnpublishVolume {
 		c.csiNodes = deps.Informers.CSINodes()
 	}
 	return c, nil
@@ -99,9 +95,7 @@ type term struct {
 	volumes     *kube.TermCache[*corev1.PersistentVolume]
 	vaQueue     *workloop.Loop[attachmentKey]
 	pvQueue     *workloop.Loop[string]
-	// finalizers has two VolumeAttachments of one volume share the write of its finalizer.
-	finalizers singleflight.Group
-	outOfSync  outOfSync
+	outOfSync   outOfSync
 	// calls has the calls for VolumeAttachments, by UID, until their result is in the status or the volume is unpublished.
 	calls   *intent.Ledger[types.UID, lastCall]
 	running keylock.Locks[string] // calls, by the name of the VolumeAttachment
@@ -141,7 +135,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	wg.Go(func() { t.vaQueue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { t.pvQueue.Run(ctx, c.cfg.WorkerThreads) })
 	wg.Go(func() { workloop.Every(ctx, c.cfg.Resync, t.resync) })
-	caps := c.deps.Driver.Controller
+	caps := c.driver.caps
 	if caps.PublishUnpublishVolume && caps.ListVolumes && caps.ListVolumesPublishedNodes && c.cfg.ReconcileSync > 0 {
 		wg.Go(func() { reconciler{t}.run(ctx) })
 	}
@@ -174,7 +168,7 @@ func (t *term) sync(ctx context.Context, key attachmentKey) (time.Time, error) {
 		if s.attachment == nil || s.attachment.DeletionTimestamp != nil {
 			operation = "Detach"
 		}
-		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, operation, key.UID), step.action.String())
+		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, operation, key.UID), string(step.action))
 		err := t.apply(traced, s, step, &read)
 		end(err)
 		if err != nil {

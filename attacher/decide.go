@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -15,49 +16,37 @@ import (
 // driver holds the name of the driver, its capabilities and the settings that decisions
 // depend on.
 type driver struct {
-	name                  string
-	finalizer             string
-	defaultFSType         string
-	publishes             bool // PUBLISH_UNPUBLISH_VOLUME
-	publishReadonly       bool // PUBLISH_READONLY
-	singleNodeMultiWriter bool // SINGLE_NODE_MULTI_WRITER
+	name          string
+	finalizer     string
+	defaultFSType string
+	caps          csiclient.ControllerCapabilities
 }
 
 // action names the next step for a VolumeAttachment.
-type action int
+type action string
 
 const (
-	doNothing            action = iota
-	doReportAttachError         // write status.attachError
-	doReportDetachError         // write status.detachError
-	doReadSecrets               // read the secret of the RPC
-	doReadAttachment            // read the VolumeAttachment from the API server
-	doReadVolume                // read the PersistentVolume from the API server
-	doAddVolumeFinalizer        // patch the PersistentVolume
-	doAddFinalizer              // patch finalizer and annotations of the VolumeAttachment
-	doPublish                   // ControllerPublishVolume, then status.attached=true
-	doUnpublish                 // ControllerUnpublishVolume, then remove the finalizer
-	doUnpublishFormer           // ControllerUnpublishVolume for an ID that the node had
-	doUndoPublish               // ControllerUnpublishVolume for a deleted VolumeAttachment
-	doRemoveFinalizer           // without an RPC
-	doMarkAttached              // status.attached=true without an RPC
-	doMarkDetached              // status.attached=false without an RPC
+	doNothing            action = "nothing"
+	doReportError        action = "report error"                  // write status.attachError or status.detachError
+	doReadSecrets        action = "read secrets"                  // read the secret of the RPC
+	doReadAttachment     action = "read attachment"               // read the VolumeAttachment from the API server
+	doReadVolume         action = "read volume"                   // read the PersistentVolume from the API server
+	doAddVolumeFinalizer action = "add volume finalizer"          // patch the PersistentVolume
+	doAddFinalizer       action = "add finalizer"                 // patch finalizer and annotations of the VolumeAttachment
+	doPublish            action = "publish"                       // ControllerPublishVolume, then status.attached=true
+	doUnpublish          action = "unpublish"                     // ControllerUnpublishVolume, then remove the finalizer
+	doUnpublishFormer    action = "unpublish from former node ID" // ControllerUnpublishVolume for an ID that the node had
+	doUndoPublish        action = "undo publish"                  // ControllerUnpublishVolume for a deleted VolumeAttachment
+	doRemoveFinalizer    action = "remove finalizer"              // without an RPC
+	doMarkAttached       action = "mark attached"                 // status.attached=true without an RPC
+	doMarkDetached       action = "mark detached"                 // status.attached=false without an RPC
 )
-
-// String returns the value of "action" in logs and the name of the step in traces.
-func (a action) String() string {
-	return [...]string{
-		"nothing", "report attach error", "report detach error", "read secrets", "read attachment", "read volume", "add volume finalizer",
-		"add finalizer", "publish", "unpublish", "unpublish from former node ID", "undo publish", "remove finalizer", "mark attached",
-		"mark detached",
-	}[a]
-}
 
 // step is an action and its arguments.
 type step struct {
 	action action
 	reason string
-	err    error // of doReport…Error
+	err    error // of doReportError
 	source source
 	nodeID string
 	change kube.MetadataPatch // of doAddFinalizer
@@ -71,53 +60,48 @@ func (d driver) decide(s attachmentState) step {
 	case va == nil && s.call.State.MayHaveEffect():
 		return step{action: doUndoPublish, reason: "DeletedWithoutDetach"}
 	case va == nil:
-		return step{reason: "Deleted"}
+		return step{action: doNothing, reason: "Deleted"}
 	case va.Spec.Attacher != d.name:
-		return step{reason: "OtherDriver"}
-	case !d.publishes:
+		return step{action: doNothing, reason: "OtherDriver"}
+	case !d.caps.PublishUnpublishVolume:
 		return d.decideWithoutPublish(s)
 	case va.DeletionTimestamp != nil:
 		return d.decideDetach(s)
 	case va.Status.Attached && !s.outOfSync:
-		return step{reason: "Attached"}
+		return step{action: doNothing, reason: "Attached"}
 	}
 	return d.decideAttach(s)
 }
 
 func (d driver) decideAttach(s attachmentState) step {
-	fail := func(err error) step { return step{action: doReportAttachError, reason: "CannotAttach", err: err} }
+	fail := func(err error) step { return step{action: doReportError, reason: "CannotAttach", err: err} }
 	src, err := d.resolve(s.attachment, s.volume)
 	if err != nil {
 		return fail(err)
 	}
 	if pv := s.volume; pv != nil {
-		recorded := s.attachment.Annotations[annVolumeHandle]
-		if s.calledForOther(src) {
-			recorded = s.call.Payload.step.source.handle
-		}
+		published, _ := d.detachSource(s) // no error, like resolve
+		other := published.handle != src.handle
 		switch {
 		case pv.DeletionTimestamp != nil:
 			return fail(fmt.Errorf("PersistentVolume %q is marked for deletion", pv.Name))
-		case recorded != "" && recorded != src.handle && s.volumeUnconfirmed:
+		case other && s.volumeUnconfirmed:
 			return step{action: doReadVolume, reason: "VolumeUnconfirmed"}
-		case recorded != "" && recorded != src.handle && !src.migrated && d.mayBePublished(s.attachment), s.calledForOther(src):
+		case other && !src.migrated && d.mayBePublished(s.attachment), s.calledForOther(src):
 			return fail(fmt.Errorf("PersistentVolume %q was replaced: it has volume %q, but volume %q may be published for this "+
-				"VolumeAttachment. Delete the VolumeAttachment", pv.Name, src.handle, recorded))
+				"VolumeAttachment. Delete the VolumeAttachment", pv.Name, src.handle, published.handle))
 		}
 		if !slices.Contains(pv.Finalizers, d.finalizer) {
 			return step{action: doAddVolumeFinalizer, reason: "VolumeWithoutFinalizer", source: src}
 		}
 	}
-	// The checks that follow come before the finalizer of the VolumeAttachment, so that one
+	// The checks that follow, and the secret, come before the finalizer of the VolumeAttachment, so that one
 	// that cannot be attached can be deleted without a detach.
-	if _, err := volumerules.AccessMode(src.spec.AccessModes, d.singleNodeMultiWriter); err != nil {
+	if _, err := volumerules.AccessMode(src.spec.AccessModes, d.caps.SingleNodeMultiWriter); err != nil {
 		return fail(err)
 	}
 	if err := s.waitsFor(src); err != nil {
 		return fail(err)
-	}
-	if src.secrets != nil && !s.secretsRead {
-		return step{action: doReadSecrets, reason: "SecretsNeeded", source: src}
 	}
 	nodeID, err := d.nodeID(s)
 	if err != nil {
@@ -143,13 +127,15 @@ func (d driver) decideAttach(s attachmentState) step {
 // inOrder returns call, or the step that comes before it: change is recorded first, because a crash after the call would leave the
 // volume published for good, and the cache may be stale. A repetition needs the same as the first call.
 func (s attachmentState) inOrder(change kube.MetadataPatch, call step) step {
-	facts := intent.Facts{Writable: true, Wanted: true, Ready: true, Stale: s.unconfirmed}
+	facts := intent.Facts{Writable: true, Wanted: true, Ready: call.source.secrets == nil || s.secretsRead, Stale: s.unconfirmed}
 	if change.AppliedTo(s.attachment) {
 		facts.Record = intent.Own
 	}
 	switch intent.NextOfCall(intent.Policy{Record: intent.BeforeCall}, s.call.State, facts) {
 	case intent.DoCall:
 		return call
+	case intent.DoPrepare:
+		return step{action: doReadSecrets, reason: "SecretsNeeded", source: call.source}
 	case intent.DoRecord:
 		return step{action: doAddFinalizer, reason: "WithoutFinalizer", source: call.source, nodeID: call.nodeID, change: change}
 	}
@@ -161,7 +147,7 @@ func (s attachmentState) inOrder(change kube.MetadataPatch, call step) step {
 func (d driver) decideFormer(s attachmentState, src source, former, nodeID string) step {
 	va := s.attachment
 	if va.Status.Attached && s.publishedAtFormer {
-		return step{action: doReportAttachError, reason: "PublishedAtFormer", err: fmt.Errorf("volume %q is published with the former "+
+		return step{action: doReportError, reason: "PublishedAtFormer", err: fmt.Errorf("volume %q is published with the former "+
 			"node ID %q, but node %s has ID %q now. Delete the pods on the node that use the volume, so that it is attached again",
 			src.handle, former, va.Spec.NodeName, nodeID)}
 	}
@@ -190,19 +176,16 @@ func (s attachmentState) waitsFor(src source) error {
 // decideDetach handles a VolumeAttachment that is being deleted. It ignores
 // status.attached, because an earlier publish may be indeterminate.
 func (d driver) decideDetach(s attachmentState) step {
-	fail := func(err error) step { return step{action: doReportDetachError, reason: "CannotDetach", err: err} }
+	fail := func(err error) step { return step{action: doReportError, reason: "CannotDetach", err: err} }
 	if !slices.Contains(s.attachment.Finalizers, d.finalizer) && !s.outOfSync {
 		if detachedStatus(s.attachment) != nil { // the write of an earlier detach failed
 			return step{action: doMarkDetached, reason: "Detached"}
 		}
-		return step{reason: "Detached"}
+		return step{action: doNothing, reason: "Detached"}
 	}
 	src, err := d.detachSource(s)
 	if err != nil {
 		return fail(err)
-	}
-	if src.secrets != nil && !s.secretsRead {
-		return step{action: doReadSecrets, reason: "SecretsNeeded", source: src}
 	}
 	nodeIDs, err := d.detachNodeIDs(s)
 	if err != nil {
@@ -222,9 +205,9 @@ func (d driver) decideWithoutPublish(s attachmentState) step {
 	case va.DeletionTimestamp != nil && slices.Contains(va.Finalizers, d.finalizer):
 		return step{action: doRemoveFinalizer, reason: "NothingToDetach"}
 	case va.DeletionTimestamp != nil:
-		return step{reason: "Detached"}
+		return step{action: doNothing, reason: "Detached"}
 	case va.Status.Attached:
-		return step{reason: "Attached"}
+		return step{action: doNothing, reason: "Attached"}
 	}
 	return step{action: doMarkAttached, reason: "NothingToAttach"}
 }

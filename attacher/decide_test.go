@@ -19,8 +19,12 @@ import (
 
 var now = time.Unix(1_700_000_000, 0)
 
+// withoutPublish is a driver without PUBLISH_UNPUBLISH_VOLUME.
+func withoutPublish(d *driver) { d.caps.PublishUnpublishVolume = false }
+
 func testDriver(change func(*driver)) driver {
-	d := driver{name: "drv.example.com", finalizer: Finalizer("drv.example.com"), publishes: true}
+	d := driver{name: "drv.example.com", finalizer: Finalizer("drv.example.com")}
+	d.caps.PublishUnpublishVolume = true
 	if change != nil {
 		change(&d)
 	}
@@ -139,14 +143,14 @@ func TestDecide(t *testing.T) {
 		},
 		"former node IDs are no list": {
 			va: testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annFormerNodeIDs] = "id-0" }),
-			pv: testVolume(), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: annFormerNodeIDs,
+			pv: testVolume(), node: testNode("id-1"), want: doReportError, reason: "CannotAttach", err: annFormerNodeIDs,
 		},
 		"another node ID in an annotation of others": {
 			va: testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Finalizers = nil }), pv: testVolume(),
 			node: testNode("id-2"), want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-2",
 		},
 		"being detached from another node": {
-			va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach",
+			va: testAttachment(protected), pv: testVolume(), node: testNode("id-1"), want: doReportError, reason: "CannotAttach",
 			detaching: testAttachment(protected, deleting), err: `may still be published to node n1: VolumeAttachment "va1" is being deleted`,
 		},
 		"another volume being detached": {
@@ -157,12 +161,12 @@ func TestDecide(t *testing.T) {
 		},
 		"protected, volume replaced": {
 			va: testAttachment(protected), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = "vol-2" }),
-			node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach",
+			node: testNode("id-1"), want: doReportError, reason: "CannotAttach",
 			err: `PersistentVolume "pv1" was replaced: it has volume "vol-2", but volume "vol-1" may be published`,
 		},
 		"volume replaced during a call, without a record": {
 			va: testAttachment(), pv: testVolume(), node: testNode("id-1"), call: called("vol-0", intent.Unknown),
-			want: doReportAttachError, reason: "CannotAttach", err: `it has volume "vol-1", but volume "vol-0" may be published`,
+			want: doReportError, reason: "CannotAttach", err: `it has volume "vol-1", but volume "vol-0" may be published`,
 		},
 		"deleted, the volume is known from a call only": {
 			va:   testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { delete(va.Annotations, annVolumeHandle) }),
@@ -181,50 +185,50 @@ func TestDecide(t *testing.T) {
 			reason: "WithoutFinalizer", nodeID: "id-1",
 		},
 		"no volume": {
-			va: testAttachment(), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach",
+			va: testAttachment(), node: testNode("id-1"), want: doReportError, reason: "CannotAttach",
 			err: `persistentvolume "pv1" not found`,
 		},
 		"volume being deleted": {
 			va:   testAttachment(),
 			pv:   testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now}; pv.Finalizers = nil }),
-			node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach",
+			node: testNode("id-1"), want: doReportError, reason: "CannotAttach",
 			err: `PersistentVolume "pv1" is marked for deletion`,
 		},
 		"volume without CSI source": {
 			va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI = nil }),
-			node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: "non-csi source",
+			node: testNode("id-1"), want: doReportError, reason: "CannotAttach", err: "non-csi source",
 		},
 		"volume of another driver": {
 			va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.Driver = "other" }),
-			node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: `belongs to CSI driver "other"`,
+			node: testNode("id-1"), want: doReportError, reason: "CannotAttach", err: `belongs to CSI driver "other"`,
 		},
 		"no source": {
 			va:   testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Source.PersistentVolumeName = nil }),
-			want: doReportAttachError, reason: "CannotAttach", err: "neither InlineCSIVolumeSource",
+			want: doReportError, reason: "CannotAttach", err: "neither InlineCSIVolumeSource",
 		},
 		"two sources": {
 			va:   testAttachment(func(va *storagev1.VolumeAttachment) { va.Spec.Source.InlineVolumeSpec = &corev1.PersistentVolumeSpec{} }),
-			want: doReportAttachError, reason: "CannotAttach", err: "both InlineCSIVolumeSource",
+			want: doReportError, reason: "CannotAttach", err: "both InlineCSIVolumeSource",
 		},
 		"inline without CSI": {va: testAttachment(func(va *storagev1.VolumeAttachment) {
 			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &corev1.PersistentVolumeSpec{}}
-		}), want: doReportAttachError, reason: "CannotAttach", err: "nil CSI source"},
+		}), want: doReportError, reason: "CannotAttach", err: "nil CSI source"},
 		"inline": {va: testAttachment(func(va *storagev1.VolumeAttachment) {
 			va.Spec.Source = storagev1.VolumeAttachmentSource{InlineVolumeSpec: &testVolume().Spec}
 		}), node: testNode("id-1"), want: doAddFinalizer, reason: "WithoutFinalizer", nodeID: "id-1"},
 		"modes that exclude each other": {va: testAttachment(), pv: testVolume(func(pv *corev1.PersistentVolume) {
 			pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}
-		}), node: testNode("id-1"), want: doReportAttachError, reason: "CannotAttach", err: "ReadOnlyMany and ReadWriteOnce"},
+		}), node: testNode("id-1"), want: doReportError, reason: "CannotAttach", err: "ReadOnlyMany and ReadWriteOnce"},
 		"no CSINode": {
-			va: testAttachment(), pv: testVolume(), want: doReportAttachError, reason: "CannotAttach",
+			va: testAttachment(), pv: testVolume(), want: doReportError, reason: "CannotAttach",
 			err: `csinode.storage.k8s.io "n1" not found`,
 		},
 		"driver not on the node": {
 			va: testAttachment(), pv: testVolume(), node: &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
-			want: doReportAttachError, reason: "CannotAttach", err: "CSINode n1 does not contain driver drv.example.com",
+			want: doReportError, reason: "CannotAttach", err: "CSINode n1 does not contain driver drv.example.com",
 		},
 		"an attach does not use the notes": {
-			va: testAttachment(protected), pv: testVolume(), want: doReportAttachError, reason: "CannotAttach", err: "not found",
+			va: testAttachment(protected), pv: testVolume(), want: doReportError, reason: "CannotAttach", err: "not found",
 		},
 
 		"deleted before it was protected": {
@@ -264,7 +268,7 @@ func TestDecide(t *testing.T) {
 		},
 		"deleted, former node IDs are no list": {
 			va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annFormerNodeIDs] = "id-0" }),
-			pv: testVolume(), node: testNode("id-1"), want: doReportDetachError, reason: "CannotDetach", err: annFormerNodeIDs,
+			pv: testVolume(), node: testNode("id-1"), want: doReportError, reason: "CannotDetach", err: annFormerNodeIDs,
 		},
 		"deleted, no CSINode": {
 			va: testAttachment(deleting, protected), pv: testVolume(), want: doUnpublish, reason: "Deleting", nodeID: "id-1",
@@ -276,7 +280,7 @@ func TestDecide(t *testing.T) {
 		},
 		"deleted, neither CSINode nor note": {
 			va: testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations = nil }),
-			pv: testVolume(), want: doReportDetachError, reason: "CannotDetach", err: "not found",
+			pv: testVolume(), want: doReportError, reason: "CannotDetach", err: "not found",
 		},
 		"deleted, volume being deleted": {
 			va:   testAttachment(deleting, protected),
@@ -289,7 +293,7 @@ func TestDecide(t *testing.T) {
 		},
 		"deleted, volume gone, and no note": {
 			va:   testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { delete(va.Annotations, annVolumeHandle) }),
-			node: testNode("id-1"), want: doReportDetachError, reason: "CannotDetach", err: `persistentvolume "pv1" not found`,
+			node: testNode("id-1"), want: doReportError, reason: "CannotDetach", err: `persistentvolume "pv1" not found`,
 		},
 		"deleted, volume gone, secret noted": {
 			va:   testAttachment(deleting, protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annSecret] = "ns/s" }),
@@ -323,7 +327,7 @@ func TestDecide(t *testing.T) {
 			node: testNode("id-1"), forced: true, want: doAddVolumeFinalizer, reason: "VolumeWithoutFinalizer",
 		},
 		"attached, not at the driver, no CSINode": {
-			va: testAttachment(protected, attached), pv: testVolume(), forced: true, want: doReportAttachError,
+			va: testAttachment(protected, attached), pv: testVolume(), forced: true, want: doReportError,
 			reason: "CannotAttach", err: "not found",
 		},
 		"attached, not at the driver, secret to be read": {
@@ -351,7 +355,7 @@ func TestDecide(t *testing.T) {
 			want: doUnpublish, reason: "Deleting", nodeID: "id-1",
 		},
 		"released, at the driver, neither CSINode nor note": {
-			va: testAttachment(deleting), pv: testVolume(), forced: true, want: doReportDetachError, reason: "CannotDetach",
+			va: testAttachment(deleting), pv: testVolume(), forced: true, want: doReportError, reason: "CannotDetach",
 			err: "not found",
 		},
 		"of another driver, whatever the report": {
@@ -359,22 +363,22 @@ func TestDecide(t *testing.T) {
 			want: doNothing, reason: "OtherDriver",
 		},
 		"a driver that does not publish, whatever the report": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), forced: true, want: doNothing,
+			driver: withoutPublish, va: testAttachment(attached), forced: true, want: doNothing,
 			reason: "Attached",
 		},
 
 		"a driver that does not publish": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(), want: doMarkAttached,
+			driver: withoutPublish, va: testAttachment(), want: doMarkAttached,
 			reason: "NothingToAttach",
 		},
 		"a driver that does not publish, attached": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), want: doNothing, reason: "Attached",
+			driver: withoutPublish, va: testAttachment(attached), want: doNothing, reason: "Attached",
 		},
 		"a driver that does not publish, deleted": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting), want: doNothing, reason: "Detached",
+			driver: withoutPublish, va: testAttachment(deleting), want: doNothing, reason: "Detached",
 		},
 		"a driver that does not publish any more, deleted": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting, protected), want: doRemoveFinalizer,
+			driver: withoutPublish, va: testAttachment(deleting, protected), want: doRemoveFinalizer,
 			reason: "NothingToDetach",
 		},
 	}
@@ -444,7 +448,7 @@ func FuzzDecide(f *testing.F) {
 		if bit(12) {
 			s.call = called(map[bool]string{true: "vol-1", false: "replaced"}[bit(13)], intent.Unknown)
 		}
-		d := testDriver(func(d *driver) { d.publishes = !bit(10) })
+		d := testDriver(func(d *driver) { d.caps.PublishUnpublishVolume = !bit(10) })
 		step := d.decide(s)
 		call := step.action == doPublish || step.action == doUnpublish
 		switch {
@@ -454,7 +458,7 @@ func FuzzDecide(f *testing.F) {
 			t.Errorf("publish of an attached volume: %+v", s)
 		case call && s.calledForOther(step.source):
 			t.Errorf("%v with other arguments than the call before: %+v", step.action, step)
-		case call && !d.publishes:
+		case call && !d.caps.PublishUnpublishVolume:
 			t.Errorf("%v of a driver that cannot", step.action)
 		case call && step.source.secrets != nil && !s.secretsRead:
 			t.Errorf("%v without the secret", step.action)
@@ -462,7 +466,7 @@ func FuzzDecide(f *testing.F) {
 			t.Errorf("publish without protection: %+v", s)
 		case step.action == doUnpublish && va.DeletionTimestamp == nil:
 			t.Errorf("unpublish of a volume to attach: %+v", s)
-		case (step.action == doReportAttachError || step.action == doReportDetachError) != (step.err != nil):
+		case (step.action == doReportError) != (step.err != nil):
 			t.Errorf("%v with error %v", step.action, step.err)
 		}
 	})
@@ -487,7 +491,7 @@ func TestPublishRequest(t *testing.T) {
 		mount.GetFsType() != "xfs" || strings.Join(mount.GetMountFlags(), " ") != "o1 o2" {
 		t.Errorf("got %v", r)
 	}
-	d.publishReadonly, d.defaultFSType = true, "ext4"
+	d.caps.PublishReadonly, d.defaultFSType = true, "ext4"
 	pv.Spec.CSI.FSType = ""
 	if r, err = d.publishRequest(src, "id-1", nil); err != nil || !r.Readonly || r.GetVolumeCapability().GetMount().GetFsType() != "ext4" {
 		t.Errorf("%v: %v", err, r)
@@ -548,6 +552,10 @@ func TestDecideAsksBeforeTheFirstCall(t *testing.T) {
 	s.volume = testVolume(func(pv *corev1.PersistentVolume) { pv.Spec.CSI.VolumeHandle = "of-the-replaced" })
 	if got := testDriver(nil).decide(s); got.action != doReadVolume {
 		t.Errorf("another volume in the cache: %v because %s", got.action, got.reason)
+	}
+	s.volume = testVolume(withSecret)
+	if got := testDriver(nil).decide(s); got.action != doReadVolume {
+		t.Errorf("the Secret of a volume that may have been replaced: %v because %s", got.action, got.reason)
 	}
 	// A state that leads to a write needs no live read of the VolumeAttachment.
 	s = attachmentState{

@@ -82,7 +82,7 @@ func (t *term) gather(key attachmentKey, read liveReads) attachmentState {
 		s.volume, fresh, ok = t.volumes.Fresh(*name)
 		s.volumeUnconfirmed = ok && !fresh
 	}
-	if t.c.driver.publishes {
+	if t.c.driver.caps.PublishUnpublishVolume {
 		s.csiNode, _ = t.c.csiNodes.Get(va.Spec.NodeName)
 		s.detaching = t.detachingFirst(va, s.volume)
 	}

@@ -24,7 +24,7 @@ func (t *term) register() *kube.Registrations {
 	add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
 		Add: t.volumeAdded, Update: t.volumeUpdated, Delete: func(pv *corev1.PersistentVolume) { t.pvQueue.Forget(pv.Name) },
 	}))
-	if t.c.driver.publishes {
+	if t.c.driver.caps.PublishUnpublishVolume {
 		add(t.c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{Add: t.csiNodeChanged, Update: t.csiNodeUpdated}))
 	}
 	return registrations
@@ -36,7 +36,7 @@ func (t *term) unfinished(va *storagev1.VolumeAttachment) bool {
 		return false
 	}
 	if va.DeletionTimestamp != nil {
-		return slices.Contains(va.Finalizers, t.c.driver.finalizer) || t.c.driver.publishes && detachedStatus(va) != nil
+		return slices.Contains(va.Finalizers, t.c.driver.finalizer) || t.c.driver.caps.PublishUnpublishVolume && detachedStatus(va) != nil
 	}
 	return !va.Status.Attached
 }

@@ -215,18 +215,6 @@ func needsRepublish(va *storagev1.VolumeAttachment) bool {
 	return va.DeletionTimestamp == nil && va.Status.Attached && va.Status.AttachError != nil
 }
 
-// currentSource returns the volume to publish or unpublish.
-func (d driver) currentSource(s attachmentState) (source, error) {
-	if s.attachment.DeletionTimestamp != nil { // a detach does not need the PersistentVolume
-		return d.detachSource(s)
-	}
-	src, err := d.resolve(s.attachment, s.volume)
-	if err == nil && s.attachment.Status.Attached && !src.migrated { // the PersistentVolume may have been replaced since
-		return d.detachSource(s)
-	}
-	return src, err
-}
-
 // isPublished reports whether the driver listed the volume of an attachment as published to its node. The node may have another
 // ID than when the volume was published: an attachment needs the volume at the present ID, and a detach unpublishes it from those
 // that were recorded. atFormer reports whether the volume is published only at a recorded ID that is not the present one.

@@ -300,15 +300,15 @@ func TestDecideForced(t *testing.T) {
 			node: testNode("id-1"), want: doAddVolumeFinalizer,
 		},
 		"attached, no CSINode": {
-			va: testAttachment(attached, protected), pv: testVolume(), want: doReportAttachError, err: "not found",
+			va: testAttachment(attached, protected), pv: testVolume(), want: doReportError, err: "not found",
 		},
 		"attached, no volume": {
-			va: testAttachment(attached, protected), node: testNode("id-1"), want: doReportAttachError, err: "not found",
+			va: testAttachment(attached, protected), node: testNode("id-1"), want: doReportError, err: "not found",
 		},
 		"attached, volume being deleted": {
 			va:   testAttachment(attached, protected),
 			pv:   testVolume(func(pv *corev1.PersistentVolume) { pv.DeletionTimestamp = &metav1.Time{Time: now} }),
-			node: testNode("id-1"), want: doReportAttachError, err: "marked for deletion",
+			node: testNode("id-1"), want: doReportError, err: "marked for deletion",
 		},
 		"attached, secret": {
 			va: testAttachment(attached, protected), pv: testVolume(withSecret), node: testNode("id-1"), want: doReadSecrets,
@@ -329,16 +329,16 @@ func TestDecideForced(t *testing.T) {
 			want: doUnpublish,
 		},
 		"deleted and released, no volume": {
-			va: testAttachment(deleting), node: testNode("id-1"), want: doReportDetachError, err: "not found",
+			va: testAttachment(deleting), node: testNode("id-1"), want: doReportError, err: "not found",
 		},
 		"deleted and released, no node": {
-			va: testAttachment(deleting), pv: testVolume(), want: doReportDetachError, err: "not found",
+			va: testAttachment(deleting), pv: testVolume(), want: doReportError, err: "not found",
 		},
 		"a driver that does not publish": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(attached), want: doNothing,
+			driver: withoutPublish, va: testAttachment(attached), want: doNothing,
 		},
 		"a driver that does not publish, gone": {
-			driver: func(d *driver) { d.publishes = false }, va: testAttachment(deleting), want: doNothing,
+			driver: withoutPublish, va: testAttachment(deleting), want: doNothing,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

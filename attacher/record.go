@@ -106,6 +106,18 @@ func (d driver) detachSource(s attachmentState) (source, error) {
 	return src, err
 }
 
+// currentSource returns the volume to publish or unpublish.
+func (d driver) currentSource(s attachmentState) (source, error) {
+	if s.attachment.DeletionTimestamp != nil { // a detach does not need the PersistentVolume
+		return d.detachSource(s)
+	}
+	src, err := d.resolve(s.attachment, s.volume)
+	if err == nil && s.attachment.Status.Attached && !src.migrated { // the PersistentVolume may have been replaced since
+		return d.detachSource(s)
+	}
+	return src, err
+}
+
 // recordedNodeIDs returns the node IDs to which the volume of va may be published, that of the last publish at the end. Both
 // this attacher and csi-attacher record an ID before they publish to it.
 func recordedNodeIDs(va *storagev1.VolumeAttachment) (ids []string, err error) {

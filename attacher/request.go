@@ -98,7 +98,7 @@ func volumeNotFound(name string) error { return fmt.Errorf("persistentvolume %q 
 
 // publishRequest returns the request that attaches src to the node with that node ID.
 func (d driver) publishRequest(src source, nodeID string, secrets map[string]string) (*csi.ControllerPublishVolumeRequest, error) {
-	capability, err := volumerules.Capability(src.spec, d.defaultFSType, d.singleNodeMultiWriter)
+	capability, err := volumerules.Capability(src.spec, d.defaultFSType, d.caps.SingleNodeMultiWriter)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (d driver) publishRequest(src source, nodeID string, secrets map[string]str
 		VolumeId:         src.handle,
 		NodeId:           nodeID,
 		VolumeCapability: capability,
-		Readonly:         d.publishReadonly && src.spec.CSI.ReadOnly,
+		Readonly:         d.caps.PublishReadonly && src.spec.CSI.ReadOnly,
 		VolumeContext:    src.spec.CSI.VolumeAttributes,
 		Secrets:          secrets,
 	}, nil

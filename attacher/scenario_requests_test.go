@@ -233,7 +233,7 @@ func attacherScenarioRequests(t *testing.T) {
 			got := testDriver(nil).decide(
 				attachmentState{attachment: testAttachment(tt.attachment), volume: testVolume(), csiNode: testNode("id-1")},
 			)
-			if got.action != doReportAttachError || got.err == nil || got.err.Error() != tt.want {
+			if got.action != doReportError || got.err == nil || got.err.Error() != tt.want {
 				t.Errorf("%v, %v", got.action, got.err)
 			}
 		})

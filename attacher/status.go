@@ -100,27 +100,17 @@ func checkMetadata(metadata map[string]string) error {
 // writes while it attaches or detaches. Such an update must not reset the back-off:
 // recording an error would otherwise retry immediately. The spec is immutable.
 func (d driver) onlyOwnChanges(old, va *storagev1.VolumeAttachment) bool {
+	finalizers := func(va *storagev1.VolumeAttachment) []string {
+		return slices.DeleteFunc(slices.Clone(va.Finalizers), func(f string) bool { return f == d.finalizer })
+	}
+	annotations := func(va *storagev1.VolumeAttachment) map[string]string {
+		of := maps.Clone(va.Annotations)
+		for _, own := range []string{annNodeID, annFormerNodeIDs, annVolumeHandle, annSecret, annMigrated} {
+			delete(of, own)
+		}
+		return of
+	}
 	return old.UID == va.UID && old.DeletionTimestamp.Equal(va.DeletionTimestamp) && old.Status.Attached == va.Status.Attached &&
 		maps.Equal(old.Status.AttachmentMetadata, va.Status.AttachmentMetadata) && maps.Equal(old.Labels, va.Labels) &&
-		d.hasMetadataOfOthers(old, va) && d.hasMetadataOfOthers(va, old)
-}
-
-// hasMetadataOfOthers reports whether va has the finalizers and annotations of from that other
-// components wrote.
-func (d driver) hasMetadataOfOthers(va, from *storagev1.VolumeAttachment) bool {
-	for _, f := range from.Finalizers {
-		if f != d.finalizer && !slices.Contains(va.Finalizers, f) {
-			return false
-		}
-	}
-	for k, v := range from.Annotations {
-		switch k {
-		case annNodeID, annFormerNodeIDs, annVolumeHandle, annSecret, annMigrated:
-			continue
-		}
-		if w, ok := va.Annotations[k]; !ok || w != v {
-			return false
-		}
-	}
-	return true
+		slices.Equal(finalizers(old), finalizers(va)) && maps.Equal(annotations(old), annotations(va))
 }

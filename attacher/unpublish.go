@@ -18,11 +18,6 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-// isDetached reports whether ControllerUnpublishVolume, which returned err, has detached
-// the volume. NotFound is no success: the volume "is not assumed to be
-// ControllerUnpublished from node" (CSI spec, "ControllerUnpublishVolume Errors").
-func isDetached(err error) bool { return err == nil }
-
 // unpublish calls ControllerUnpublishVolume and, once the volume is detached, removes the finalizer
 // and updates the status of the VolumeAttachment. After the call for a former node ID it only remembers that in read.
 func (t *term) unpublish(ctx context.Context, s attachmentState, step step, read *liveReads) error {
@@ -38,13 +33,15 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step, read
 	switch now, unknown := t.c.driver.nodeID(s); {
 	case errors.Is(err, election.ErrLost): // without a call; the status belongs to the next leader
 		return err
-	case step.action == doUnpublishFormer && (isDetached(err) || status.Code(err) == codes.NotFound):
+	case step.action == doUnpublishFormer && (err == nil || status.Code(err) == codes.NotFound):
 		// NotFound: the driver knows no node with the former ID. If it does not know the volume, the call for the last ID fails.
 		klog.FromContext(ctx).Info("Volume unpublished from former node ID", "volumeHandle", step.source.handle,
 			"node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID, "err", err)
 		read.unpublished = append(read.unpublished, step.nodeID)
 		return nil
-	case isDetached(err):
+	case err == nil:
+	// NotFound is no success: the volume "is not assumed to be ControllerUnpublished from node" (CSI spec, "ControllerUnpublishVolume
+	// Errors").
 	case unknown == nil && now != step.nodeID:
 		return t.recordError(ctx, va, fmt.Errorf("%w. The volume was published with node ID %q, node %s has ID %q now. If the volume is "+
 			"not published with the former ID any more, remove it from the annotations of the VolumeAttachment", err, step.nodeID,

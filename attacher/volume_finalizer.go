@@ -66,24 +66,11 @@ func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 	return time.Time{}, err
 }
 
-// addVolumeFinalizer adds the finalizer to pv, once for all its VolumeAttachments.
-func (t *term) addVolumeFinalizer(ctx context.Context, pv *corev1.PersistentVolume) error {
-	_, err, _ := t.finalizers.Do(pv.Name, func() (any, error) {
-		if newest, ok := t.volumes.Get(pv.Name); ok {
-			pv = newest
-		}
-		_, err := t.volumes.Patch(ctx, t.c.deps.Client.CoreV1().PersistentVolumes(), pv,
-			kube.MetadataPatch{AddFinalizers: []string{t.c.driver.finalizer}})
-		return nil, err
-	})
-	return err
-}
-
 // VolumeFinalizers returns the finalizers that the provisioner of this process creates PersistentVolumes with, so that an attach need not
 // add them. The attacher that holds the Lease may be in another process; every attacher removes the finalizer from a PersistentVolume
 // that is being deleted.
 func (c *Controller) VolumeFinalizers() []string {
-	if !c.driver.publishes {
+	if !c.driver.caps.PublishUnpublishVolume {
 		return nil
 	}
 	return []string{c.driver.finalizer}

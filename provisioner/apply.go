@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -35,21 +35,16 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 	case doReschedule:
 		return none, l.reschedule(ctx, key, s.claim, step.err)
 	case doReadReferences:
-		r.refs = referenceReader{l.c}.resolve(ctx, s.claim)
+		r.refs = l.c.readReferences(ctx, s.claim)
 		return none, nil
 	case doReadClaim:
 		return none, l.readClaim(ctx, key, s.claim, r)
 	case doBegin:
-		r.failure = nil
-		return l.takeUp(step), nil
-	case doProtectSource:
-		return l.protectSource(ctx, s, step, r)
-	case doPrepareAgain:
-		return prepareAgain(s.call.Args, step.next), nil
+		return l.takeUp(ctx, s, step, r)
 	case doAbandon:
 		return noVolume(nil), nil
 	case doRefetchClaim:
-		return l.refetchClaim(ctx, key, s.claim, false)
+		return l.refetchClaim(ctx, key, s)
 	case doReadSecrets:
 		return l.readSecrets(ctx, s.call, r)
 	case doProtect:
@@ -60,17 +55,8 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 		return l.createVolume(ctx, key, s)
 	case doCreatePV:
 		return l.createPV(ctx, l.c.deps.Client, key, s.call.Payload)
-	case doRepeat:
-		return l.refetchClaim(ctx, key, s.call.Payload.claim, true)
-	case doFindOwner:
-		r.ownerRead = election.Now()
-		owner, err := l.ownerOfRejected(ctx, key, s.call.Payload, s.complete)
-		r.owner = &owner
-		return none, err
-	case doKeepRejected:
-		return l.c.keep(s.call.Payload, step.err)
 	case doDeleteRejected:
-		return l.deleteRejected(ctx, key, s.call.Payload, s.ownerRead)
+		return l.deleteRejected(ctx, key, s.call.Payload)
 	}
 	return none, fmt.Errorf("action %v has no implementation", step.action)
 }
@@ -103,19 +89,26 @@ func (l *claimLoop) readClaim(ctx context.Context, key claimKey, claim *corev1.P
 	return nil
 }
 
-// protectSource takes up a request once its source has the finalizer. A shared lock of the
-// source is held until the request is in the ledger, and counts as a use of the source.
-func (l *claimLoop) protectSource(ctx context.Context, s claimState, step step, r *reads) (change, error) {
-	unlock, err := l.sources.locks.Share(ctx, *step.next.source)
-	if err != nil {
-		return change{}, err
-	}
-	r.unlock = unlock
-	if err := l.sources.protect(ctx, *step.next.source, s.refs.uid); err != nil {
-		return l.reportFailure(s, fmt.Errorf("data source %s: adding source finalizer: %w", step.next.source, err))
+// takeUp takes up a request once its source has the finalizer. A shared lock of the source is held until the request is in the ledger, and
+// counts as a use of the source. The record of the request gets a new ID. The finalizer alone, which an earlier process or a user has
+// left, has none.
+func (l *claimLoop) takeUp(ctx context.Context, s claimState, st step, r *reads) (change, error) {
+	if source := st.next.source; source != nil {
+		unlock, err := l.sources.locks.Share(ctx, *source)
+		if err != nil {
+			return change{}, err
+		}
+		r.unlock = unlock
+		if err := l.sources.protect(ctx, *source, s.refs.uid); err != nil {
+			return l.reportFailure(s, fmt.Errorf("data source %s: adding source finalizer: %w", source, err))
+		}
 	}
 	r.failure = nil
-	return l.takeUp(step), nil
+	id := ""
+	if st.event == intent.Plan || st.next.resumed != "" {
+		id = fmt.Sprintf("%s-%d", l.c.driver.identity, l.c.requests.Add(1))
+	}
+	return begin(st.event, id, st.next), nil
 }
 
 // reschedule has the scheduler select another node. cause is nil if its event was sent.

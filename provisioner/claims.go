@@ -55,6 +55,16 @@ func newClaimLoop(c *Controller) *claimLoop {
 	return l
 }
 
+// groupOf returns the group of a claim for [workloop.NewFair]: its StorageClass. A claim that was deleted has that of its volume
+// in progress.
+func (l *claimLoop) groupOf(key claimKey) string {
+	claim, ok := l.c.claims.Get(key.String())
+	if !ok || claim.UID != key.UID {
+		return l.ops.Get(key).Payload.plan.ClassName
+	}
+	return storagehelpers.GetPersistentVolumeClaimClass(claim)
+}
+
 // begin reads which versions of claims and volumes an earlier leader has left. If it fails, all claims are read before their
 // first request.
 func (l *claimLoop) begin(ctx context.Context) {
@@ -80,7 +90,7 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 	for range maxSteps {
 		s := l.gather(key, r)
 		step := l.c.driver.decide(s)
-		log.V(2).Info("Decided", "stage", stageOf(s.call), "action", step.action.String(), "reason", step.reason)
+		log.V(2).Info("Decided", "stage", stageOf(s.call), "action", step.action, "reason", step.reason)
 		switch step.action {
 		case doNothing:
 			return time.Time{}, nil
@@ -119,7 +129,7 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 // sync only after decide has seen the new state, and the claim is protected or unprotected.
 func (l *claimLoop) take(ctx context.Context, key claimKey, s claimState, step step, r *reads) error {
 	defer r.release()
-	traced, end := tracing.StartSpan(ctx, step.action.String())
+	traced, end := tracing.StartSpan(ctx, string(step.action))
 	c, err := l.apply(traced, key, s, step, r)
 	end(err)
 	if c.Event == 0 && c.Set == nil {
@@ -152,24 +162,23 @@ func (l *claimLoop) register(registrations *kube.Registrations) {
 	add := registrations.Add
 	// Topology first, so that the first claim finds it.
 	if l.c.watchesNodes() {
+		node := func(n metav1.Object) {
+			l.nodeChanged(n.GetName(), l.topologies.SetNode(n.GetName(), n.GetLabels(), true))
+		}
 		add(l.c.nodes.Handle(kube.Handlers[metav1.Object]{
-			Add: func(n metav1.Object) {
-				l.nodeChanged(n.GetName(), l.topologies.SetNode(n.GetName(), n.GetLabels(), true))
-			},
+			Add: node,
 			Update: func(old, n metav1.Object) {
 				if !maps.Equal(old.GetLabels(), n.GetLabels()) {
-					l.nodeChanged(n.GetName(), l.topologies.SetNode(n.GetName(), n.GetLabels(), true))
+					node(n)
 				}
 			},
 			Delete: func(n metav1.Object) { l.nodeChanged(n.GetName(), l.topologies.SetNode(n.GetName(), nil, false)) },
 		}))
+		csiNode := func(n *storagev1.CSINode) {
+			l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, l.topologyKeys(n), true))
+		}
 		add(l.c.csiNodes.Handle(kube.Handlers[*storagev1.CSINode]{
-			Add: func(n *storagev1.CSINode) {
-				l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, l.topologyKeys(n), true))
-			},
-			Update: func(_, n *storagev1.CSINode) {
-				l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, l.topologyKeys(n), true))
-			},
+			Add: csiNode, Update: func(_, n *storagev1.CSINode) { csiNode(n) },
 			Delete: func(n *storagev1.CSINode) { l.nodeChanged(n.Name, l.topologies.SetKeys(n.Name, nil, false)) },
 		}))
 	}
@@ -278,7 +287,13 @@ func (l *claimLoop) nodeChanged(node string, changed bool) {
 	for _, claim := range l.c.claims.ByIndex(kube.ByNode, node) {
 		l.claimChanged(claim)
 	}
-	for _, key := range l.ops.takeTopologyWaiters() {
+	var waiting []claimKey
+	for key, c := range l.ops.All() {
+		if c.Payload.awaitsTopology {
+			waiting = append(waiting, key)
+		}
+	}
+	for _, key := range waiting {
 		l.queue.Add(key)
 	}
 }
@@ -299,7 +314,7 @@ func (l *claimLoop) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
 		return o
 	}
 	d := l.c.driver
-	if d.restores {
+	if d.caps.CreateDeleteSnapshot {
 		l.sources.snapshots = watch(volumeSnapshots, func(old, s *metav1.PartialObjectMetadata) {
 			if old == nil || isRestored(old) == isRestored(s) { // else the change is that of a sourceProtector
 				l.wake(kube.DependencyKey(kube.KindSnapshot, s.Namespace, s.Name))
@@ -307,7 +322,7 @@ func (l *claimLoop) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
 			l.sources.snapshotChanged(s, old == nil)
 		})
 	}
-	if d.modifies && d.VolumeAttributesClass {
+	if d.caps.ModifyVolume && d.VolumeAttributesClass {
 		watch(attributesClasses, func(_, c *metav1.PartialObjectMetadata) {
 			l.wake(kube.DependencyKey(kube.KindVolumeAttributesClass, "", c.Name))
 		})

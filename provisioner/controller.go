@@ -109,10 +109,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	c := &Controller{
 		cfg: cfg, deps: deps,
 		driver: driver{
-			Config: cfg, name: d.Name, controllerService: d.Plugin.ControllerService, createsVolumes: d.Controller.CreateDeleteVolume,
-			publishes: d.Controller.PublishUnpublishVolume, singleNodeMultiWriter: d.Controller.SingleNodeMultiWriter,
-			restores: d.Controller.CreateDeleteSnapshot, clones: d.Controller.CloneVolume, modifies: d.Controller.ModifyVolume,
-			getsCapacity: d.Controller.GetCapacity, topology: d.Plugin.VolumeAccessibilityConstraints && cfg.Topology,
+			Config: cfg, name: d.Name, caps: d.Controller, topology: d.Plugin.VolumeAccessibilityConstraints && cfg.Topology,
 			identity: fmt.Sprintf("%d-%d-%s", time.Now().UnixMilli(), rand.IntN(10000), d.Name),
 			inTree:   migration.PluginOf(d.Name), segments: deps.Segments,
 		},
@@ -125,7 +122,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 	if c.watchesNodes() {
 		c.nodes, c.csiNodes = deps.Informers.Nodes(), deps.Informers.CSINodes()
 	}
-	if c.driver.publishes {
+	if c.driver.caps.PublishUnpublishVolume {
 		c.attachments = deps.Informers.Attachments()
 	}
 	return c, nil

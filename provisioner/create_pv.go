@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -28,7 +29,7 @@ import (
 func (l *claimLoop) createPV(ctx context.Context, client kubernetes.Interface, key claimKey, o operation) (change, error) {
 	if user := l.users.ofCreated(key, o); user != "" && !o.pvMayExist {
 		return l.c.keep(o, fmt.Errorf("CreateVolume returned volume %q, which belongs to %s; the volume is not deleted. "+
-			"Delete that object if it is not needed, or correct the driver", o.csiSource.VolumeHandle, user))
+			"Delete that object if it is not needed, or correct the driver", o.handle, user))
 	}
 	pv, err := client.CoreV1().PersistentVolumes().Create(ctx, o.pv, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
@@ -39,7 +40,7 @@ func (l *claimLoop) createPV(ctx context.Context, client kubernetes.Interface, k
 		}
 	}
 	if err != nil {
-		err = fmt.Errorf("creating PersistentVolume %q for volume %q: %w", o.pv.Name, o.csiSource.VolumeHandle, err)
+		err = fmt.Errorf("creating PersistentVolume %q for volume %q: %w", o.pv.Name, o.handle, err)
 		refused, unstorable := kube.IsRefused(err), kube.IsUnstorable(err)
 		if refused || unstorable {
 			claim, ok := l.claims.Get(key.String())
@@ -55,8 +56,8 @@ func (l *claimLoop) createPV(ctx context.Context, client kubernetes.Interface, k
 	l.c.metrics.claimDone(o.claim, time.Since(o.began))
 	l.c.event(o.claim, succeededEvent(pv.Name))
 	tracing.EndOperation(ctx, o.claim.CreationTimestamp.Time,
-		"persistentVolumeClaim", klog.KObj(o.claim).String(), "persistentVolume", pv.Name, "volumeHandle", o.csiSource.VolumeHandle)
-	klog.FromContext(ctx).Info("Volume provisioned", "persistentVolume", klog.KObj(pv), "volumeHandle", o.csiSource.VolumeHandle)
+		"persistentVolumeClaim", klog.KObj(o.claim).String(), "persistentVolume", pv.Name, "volumeHandle", o.handle)
+	klog.FromContext(ctx).Info("Volume provisioned", "persistentVolume", klog.KObj(pv), "volumeHandle", o.handle)
 	return pvSaved(), nil
 }
 
@@ -72,7 +73,7 @@ func (c *Controller) keep(o operation, reason error) (change, error) {
 func (l *claimLoop) existingPV(
 	ctx context.Context, client kubernetes.Interface, key claimKey, o operation,
 ) (*corev1.PersistentVolume, change, error) {
-	name, handle := o.pv.Name, o.csiSource.VolumeHandle
+	name, handle := o.pv.Name, o.handle
 	pv, err := client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil { // also NotFound: it was deleted meanwhile
 		return nil, pvNotSaved(kube.IsNotFound(err), false), fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
@@ -94,7 +95,7 @@ func (l *claimLoop) existingPV(
 		return nil, c, err
 	}
 	err = fmt.Errorf("PersistentVolume %q already exists with another volumeHandle than %q", name, handle)
-	return nil, volumeRejected(o.csiSource, o.pv.Spec.NodeAffinity, err), err
+	return nil, volumeRejected(handle, o.pv, err), err
 }
 
 // drainLimit bounds the PersistentVolumes that are created at the same time before the process exits.
@@ -107,8 +108,11 @@ func (l *claimLoop) saveAll(ctx context.Context) {
 	defer cancel()
 	var all errgroup.Group
 	all.SetLimit(drainLimit)
-	for key, unsaved := range l.ops.in(intent.Answered) {
+	for key, unsaved := range maps.Collect(l.ops.All()) {
 		o := unsaved.Payload
+		if unsaved.State != intent.Answered {
+			continue
+		}
 		if o.pvMayExist && o.pvDeleted {
 			continue // and with it the volume
 		}
@@ -117,7 +121,7 @@ func (l *claimLoop) saveAll(ctx context.Context) {
 			_, _, _ = l.ops.Apply(key, c) // legal: no worker runs any more
 			if err != nil {
 				klog.FromContext(ctx).Error(err, "PersistentVolume not created. The next leader retries CreateVolume while the PVC exists",
-					"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", o.csiSource.VolumeHandle,
+					"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volumeHandle", o.handle,
 					"stage", stageOf(unsaved))
 			}
 			return nil
@@ -129,20 +133,19 @@ func (l *claimLoop) saveAll(ctx context.Context) {
 // logUnrecorded logs the volumes that the driver may have and no other process knows of. The record on a claim is missing
 // if the claim was deleted during its first CreateVolume, for example.
 func (l *claimLoop) logUnrecorded(ctx context.Context) {
-	for _, s := range []intent.State{intent.Sent, intent.Unknown, intent.Undoing} {
-		for key, c := range l.ops.in(s) {
-			o := c.Payload
-			claim, ok := l.claims.Get(key.String())
-			if ok && claim.UID == key.UID && isProtected(claim) {
-				continue
-			}
-			err, handle := errors.New("the outcome of CreateVolume is unknown"), ""
-			if s == intent.Undoing {
-				err, handle = o.rejectReason, o.csiSource.VolumeHandle
-			}
-			klog.FromContext(ctx).Error(err, "Volume may exist. If the PVC is deleted, delete the volume on the storage backend",
-				"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volume", o.plan.VolumeName, "volumeHandle", handle,
-				"stage", stageOf(c))
+	for key, c := range l.ops.All() {
+		o := c.Payload
+		claim, ok := l.claims.Get(key.String())
+		recorded := ok && claim.UID == key.UID && isProtected(claim)
+		if recorded || !c.State.MayHaveEffect() || c.State == intent.Answered {
+			continue
 		}
+		err, handle := errors.New("the outcome of CreateVolume is unknown"), ""
+		if c.State == intent.Undoing {
+			err, handle = o.rejectReason, o.handle
+		}
+		klog.FromContext(ctx).Error(err, "Volume may exist. If the PVC is deleted, delete the volume on the storage backend",
+			"persistentVolumeClaim", klog.KRef(key.Namespace, key.Name), "volume", o.plan.VolumeName, "volumeHandle", handle,
+			"stage", stageOf(c))
 	}
 }

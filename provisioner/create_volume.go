@@ -19,6 +19,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/intent"
+	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
@@ -54,35 +55,35 @@ func (l *claimLoop) createVolume(ctx context.Context, key claimKey, s claimState
 	}
 	volume := response.GetVolume()
 	klog.FromContext(ctx).V(3).Info("Volume created", "volume", volume)
-	source := l.c.driver.sourceOf(o.request, o.plan, volume)
-	err = checkVolume(o.request, o.sourceBytes, volume)
-	var pv *corev1.PersistentVolume
-	if err == nil {
-		pv, err = l.c.driver.volumeOf(o.claim, o.request, o.plan, volume)
-		if err != nil {
+	handle, pv := volume.GetVolumeId(), l.c.driver.volumeOf(o, volume)
+	created := pv
+	err = checkVolume(o, volume)
+	if err == nil && o.plan.Migrated {
+		if created, err = migration.ToInTree(pv); err != nil {
 			err = fmt.Errorf("%w: %w", errUnusable, err)
 		}
 	}
-	if err == nil {
-		pv.Finalizers = append(pv.Finalizers, l.c.volumeFinalizers(o.plan)...)
-	}
 	switch {
 	case errors.Is(err, errUnusable):
-		return volumeRejected(source, affinityOf(volume, l.c.driver.topology), err), nil
+		return volumeRejected(handle, pv, err), nil
 	case err != nil && again:
 		return l.notRepeated(o, err)
 	case err != nil:
 		l.c.notProvisioned(o)
 		return l.indeterminate(key, s, err)
-	case again && source.VolumeHandle != o.csiSource.VolumeHandle:
+	case again && handle != o.handle:
 		klog.FromContext(ctx).Error(nil, "CreateVolume returned another volume than before. Delete the earlier one on the storage backend",
-			"earlier", o.csiSource.VolumeHandle, "volumeHandle", source.VolumeHandle)
+			"earlier", o.handle, "volumeHandle", handle)
+	}
+	// kube-controller-manager decides whether its in-tree plugin attaches an in-tree volume.
+	if l.c.deps.VolumeFinalizers != nil && !o.plan.Migrated {
+		created.Finalizers = append(created.Finalizers, l.c.deps.VolumeFinalizers()...)
 	}
 	requested := o.request.GetCapacityRange().GetRequiredBytes()
-	if warning := volumerules.CapacityWarning("CreateVolume", source.VolumeHandle, volume.GetCapacityBytes(), requested); warning != "" {
+	if warning := volumerules.CapacityWarning("CreateVolume", handle, volume.GetCapacityBytes(), requested); warning != "" {
 		l.c.event(o.claim, event{corev1.EventTypeWarning, reasonUnlikelyCapacity, warning})
 	}
-	return volumeCreated(pv, source), nil
+	return volumeCreated(handle, created), nil
 }
 
 // notRepeated reports that a repeated CreateVolume has failed. The volume of the earlier response exists, whatever the driver says.
@@ -96,15 +97,6 @@ func (c *Controller) notProvisioned(o operation) {
 	if c.deps.VolumeObserver != nil {
 		c.deps.VolumeObserver.VolumeNotProvisioned(o.plan.ClassName)
 	}
-}
-
-// volumeFinalizers returns the finalizers of other controllers for a new PersistentVolume. An
-// in-tree volume gets none: kube-controller-manager decides whether its in-tree plugin attaches it.
-func (c *Controller) volumeFinalizers(p plan) []string {
-	if p.Migrated || c.deps.VolumeFinalizers == nil {
-		return nil
-	}
-	return c.deps.VolumeFinalizers()
 }
 
 // indeterminate reports a call after which a volume may exist, now or later.
@@ -136,14 +128,22 @@ func (l *claimLoop) finalError(key claimKey, s claimState, err error) (change, e
 	}), nil
 }
 
-// deleteRejected deletes a volume that was created and cannot be used. read is when its owner was searched.
-func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operation, read election.Moment) (change, error) {
-	id := o.csiSource.VolumeHandle
-	release, err := l.c.deps.Locks.Share(ctx, id)
+// deleteRejected deletes a volume that was created and cannot be used, unless it belongs to another object.
+func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operation) (change, error) {
+	id := o.handle
+	release, err := l.c.deps.Locks.Share(ctx, id) // may wait
 	if err != nil {
 		return change{}, err
 	}
 	defer release()
+	read := election.Now()
+	owner, err := l.ownerOfRejected(ctx, key, o)
+	switch {
+	case err != nil:
+		return change{}, err
+	case owner != "":
+		return l.c.keep(o, fmt.Errorf("%w; it is not deleted, because it belongs to %s", o.rejectReason, owner))
+	}
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), l.c.cfg.Timeout)
 	defer cancel()
 	if err := election.MayCallNow(ctx, read); err != nil {
@@ -161,23 +161,23 @@ func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operatio
 	return noVolume(nil), o.rejectReason
 }
 
-// checkVolume returns an error if a created volume does not match its request. sourceBytes is the size of a source that is larger
-// than the request of a recorded clone: the source has been expanded since, and the volume was cloned before. Or a user has
+// checkVolume returns an error if a created volume does not match its request. The source of a recorded clone may be larger
+// than its request: the source has been expanded since, and the volume was cloned before. Or a user has
 // written the record, to get a volume of that size for a smaller claim.
-func checkVolume(request *csi.CreateVolumeRequest, sourceBytes int64, v *csi.Volume) error {
-	required, size := request.GetCapacityRange().GetRequiredBytes(), v.GetCapacityBytes()
+func checkVolume(o operation, v *csi.Volume) error {
+	required, size := o.request.GetCapacityRange().GetRequiredBytes(), v.GetCapacityBytes()
 	invalidID := csiclient.CheckID("volume_id", v.GetVolumeId())
 	switch {
 	case v.GetVolumeId() == "":
 		return errNoVolume
 	case invalidID != nil:
 		return fmt.Errorf("%w: %w", errUnusable, invalidID)
-	case sourceBytes > 0 && (size == 0 || size > required && size >= sourceBytes):
+	case o.sourceBytes > 0 && (size == 0 || size > required && size >= o.sourceBytes):
 		return fmt.Errorf("%w: it has %d bytes, the PVC requests %d, and the source has %d: the clone would be larger than requested",
-			errUnusable, size, required, sourceBytes)
+			errUnusable, size, required, o.sourceBytes)
 	case size != 0 && size < required:
 		return fmt.Errorf("%w: it has %d bytes, and the request requires %d; this is a driver bug", errUnusable, size, required)
-	case request.GetVolumeContentSource() != nil && v.GetContentSource() == nil:
+	case o.request.GetVolumeContentSource() != nil && v.GetContentSource() == nil:
 		return fmt.Errorf("%w: CreateVolumeResponse has no content_source for a clone or restore, so the volume may be empty; "+
 			"this is a driver bug", errUnusable)
 	}

@@ -21,56 +21,41 @@ import (
 )
 
 // action names the next thing to do for a claim.
-type action int
+type action string
 
 const (
-	doNothing    action = iota
-	doForget            // end the sync and drop the operation
-	doIgnore            // report that an external populator provides the data
-	doReport            // end the sync with an event, without a retry
-	doBackOff           // end the sync with its failure
-	doRetry             // back off without an event
-	doFail              // back off with an event
-	doWait              // end the sync until a time
-	doReschedule        // have the scheduler select another node
-	doScheduleClaiming
-	doSelectThisNode
-	doReadClaim
-	doReadReferences // read the objects that the claim references
-	doBegin
-	doProtectSource // and begin
-	doAbandon       // a request of which the driver does not know
-	doPrepareAgain
-	doRefetchClaim
-	doReadSecrets
-	doProtect // record the request on the claim
-	doUnprotect
-	doCreateVolume
-	doCreatePV
-	doRepeat    // CreateVolume, unless the claim is deleted or bound
-	doFindOwner // of a rejected volume
-	doKeepRejected
-	doDeleteRejected
+	doNothing          action = "nothing"
+	doForget           action = "forget"     // end the sync and drop the operation
+	doIgnore           action = "ignore"     // report that an external populator provides the data
+	doReport           action = "report"     // end the sync with an event, without a retry
+	doBackOff          action = "back off"   // end the sync with its failure
+	doRetry            action = "retry"      // back off without an event
+	doFail             action = "fail"       // back off with an event
+	doWait             action = "wait"       // end the sync until a time
+	doReschedule       action = "reschedule" // have the scheduler select another node
+	doScheduleClaiming action = "schedule claiming"
+	doSelectThisNode   action = "select this node"
+	doReadClaim        action = "read claim"
+	doReadReferences   action = "read references" // read the objects that the claim references
+	doBegin            action = "begin"           // take up a request, once its source has the finalizer
+	doAbandon          action = "abandon"         // a request of which the driver does not know
+	doRefetchClaim     action = "refetch claim"   // whose PersistentVolume was deleted
+	doReadSecrets      action = "read secrets"
+	doProtect          action = "protect" // record the request on the claim
+	doUnprotect        action = "unprotect"
+	doCreateVolume     action = "create volume"
+	doCreatePV         action = "create PersistentVolume"
+	doDeleteRejected   action = "delete rejected volume" // unless the volume belongs to another object
 )
-
-// String returns the name of a in logs and traces.
-func (a action) String() string {
-	return [...]string{
-		"nothing", "forget", "ignore", "report", "back off", "retry", "fail", "wait", "reschedule", "schedule claiming", "select this node",
-		"read claim", "read references", "begin", "protect source", "abandon", "prepare again", "refetch claim", "read secrets", "protect",
-		"unprotect",
-		"create volume", "create PersistentVolume", "repeat CreateVolume", "find owner", "keep rejected volume", "delete rejected volume",
-	}[a]
-}
 
 // step holds the action that decide has chosen and its arguments.
 type step struct {
-	action  action
-	reason  string
-	err     error     // of doIgnore, doReport, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
-	until   time.Time // of doWait
-	resumes bool      // of doBegin and doProtectSource: an earlier process has recorded the request
-	next    operation // of doBegin, doProtectSource and doPrepareAgain
+	action action
+	reason string
+	err    error        // of doIgnore, doReport, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
+	until  time.Time    // of doWait
+	event  intent.Event // of doBegin: Plan, or Resume if an earlier process has recorded the request
+	next   operation    // of doBegin
 }
 
 // decide returns the one next step for a claim. It has no side effects, and an answer for
@@ -82,11 +67,6 @@ func (d driver) decide(s claimState) step {
 		return step{action: doForget, reason: "ClaimDeleted"}
 	case !inProgress && d.isOfOtherDriver(s):
 		return d.decideOtherDriver(s)
-	case d.isReplaced(s):
-		// As csi-provisioner does. If nothing would be requested for a new claim, the first request is repeated.
-		if st := d.decideNew(s, "ClassRecreated"); st.action == doPrepareAgain || st.action == doReadReferences {
-			return st
-		}
 	}
 	facts, reason := d.facts(s), s.call.State.String()
 	switch intent.Next(d.policy(s), s.call.State, facts) {
@@ -110,7 +90,7 @@ func (d driver) decide(s claimState) step {
 	case intent.DoPrepare:
 		return d.preparation(s)
 	case intent.DoUndo:
-		return d.decideRejected(s)
+		return step{action: doDeleteRejected, reason: "Rejected"}
 	case intent.DoCall:
 		return step{action: doCreateVolume, reason: reason}
 	}
@@ -146,13 +126,13 @@ func (d driver) decidePending(s claimState) step {
 	case s.claim.Spec.VolumeName != "":
 		return step{action: doForget, reason: "Bound"}
 	case d.hasVolume(s) && !saved:
-		return step{reason: "PVExists"}
+		return step{action: doNothing, reason: "PVExists"}
 	case s.call.Payload.pvDeleted:
 		return step{action: doRefetchClaim, reason: "PVDeleted"}
 	case saved:
-		return step{reason: "PVCreated"}
+		return step{action: doNothing, reason: "PVCreated"}
 	}
-	return d.decideNew(s, "Wanted")
+	return d.decideNew(s)
 }
 
 // decideFailed returns the step after a final result in this sync, whose event was sent.
@@ -162,25 +142,13 @@ func (d driver) decideFailed(s claimState) step {
 	case full && chosen == s.failure.node:
 		return step{action: doReschedule, reason: "ResourceExhausted"}
 	case full && selectedNode(s.claim) == "": // rescheduled; no scheduler replaces the alpha annotation
-		return d.decideNew(s, "Wanted")
+		return d.decideNew(s)
 	}
 	return d.backOff(s)
 }
 
 func (d driver) backOff(s claimState) step {
 	return step{action: doBackOff, reason: "CallFailed", err: s.failure.err}
-}
-
-// decideRejected returns the step that leads to the deletion of a volume that cannot be used.
-func (d driver) decideRejected(s claimState) step {
-	switch {
-	case s.owner == nil:
-		return step{action: doFindOwner, reason: "Rejected"}
-	case *s.owner != "":
-		return step{action: doKeepRejected, reason: "OwnedByOther", err: fmt.Errorf(
-			"%w; it is not deleted, because it belongs to %s", s.call.Payload.rejectReason, *s.owner)}
-	}
-	return step{action: doDeleteRejected, reason: "Rejected"}
 }
 
 // preparation returns what must happen before the driver is called for the request; doNothing if nothing must.
@@ -193,7 +161,7 @@ func (d driver) preparation(s claimState) step {
 	case s.needsSecret():
 		return step{action: doReadSecrets, reason: "SecretsNeeded"}
 	}
-	return step{}
+	return step{action: doNothing}
 }
 
 // decideCreated returns the step for a volume whose PersistentVolume is not saved.
@@ -201,7 +169,7 @@ func (d driver) decideCreated(s claimState) step {
 	o := s.call.Payload
 	switch {
 	case o.pvMayExist && o.pvDeleted: // and with it the volume
-		return step{action: doRepeat, reason: "PVDeleted"}
+		return step{action: doRefetchClaim, reason: "PVDeleted"}
 	case !o.pvRefused || s.claim == nil || !needsVolume(s.claim):
 		// Users may delete the volume of a deleted claim at the storage system: another call would create it again.
 		return step{action: doCreatePV, reason: "VolumeCreated"}
@@ -220,7 +188,7 @@ const waitsForPod = "WaitsForPod"
 const maxTopologyFailures = 5
 
 // decideNew returns the step for a claim for which a volume is requested now.
-func (d driver) decideNew(s claimState, reason string) step {
+func (d driver) decideNew(s claimState) step {
 	switch class := s.class; {
 	case s.claim.DeletionTimestamp != nil:
 		return step{action: doForget, reason: "ClaimDeleted"}
@@ -246,11 +214,11 @@ func (d driver) decideNew(s claimState, reason string) step {
 	case s.call.Payload.infeasible.holds(s):
 		return step{action: doWait, reason: "Infeasible", until: s.call.Payload.infeasible.until}
 	}
-	return d.decideRequest(s, reason)
+	return d.decideRequest(s)
 }
 
 // decideRequest prepares the request of a claim that is provisioned now.
-func (d driver) decideRequest(s claimState, reason string) step {
+func (d driver) decideRequest(s claimState) step {
 	class, err := d.translated(s.class)
 	if err == nil {
 		err = d.check(s.claim, class)
@@ -261,13 +229,13 @@ func (d driver) decideRequest(s claimState, reason string) step {
 	case err != nil:
 		return step{action: doFail, reason: "CannotRequest", err: err}
 	case d.needsRefs(s.claim) && s.refs == nil:
-		return step{action: doReadReferences, reason: reason}
+		return step{action: doReadReferences, reason: "Wanted"}
 	case s.refs != nil && s.refs.err != nil:
 		return step{action: doFail, reason: "CannotRequest", err: s.refs.err}
 	}
 	node := selectedNode(s.claim)
 	chosen := s.claim.Annotations[storagehelpers.AnnSelectedNode] != "" // no scheduler replaces the alpha annotation
-	request, p, err := d.prepare(s.claim, class, node, s.refs, d.requirementFor(s.claim, class, node, s.known))
+	next, err := d.prepare(s.claim, class, node, s.refs, d.requirementFor(s.claim, class, node, s.known))
 	switch {
 	case errors.Is(err, errNodeNotFound) && chosen:
 		return step{action: doReschedule, reason: "NodeDeleted", err: err}
@@ -276,27 +244,16 @@ func (d driver) decideRequest(s claimState, reason string) step {
 	case err != nil:
 		return step{action: doFail, reason: "CannotRequest", err: err}
 	}
-	next := operation{claim: s.claim, classUID: s.class.UID, classVersion: s.class.ResourceVersion, request: request, plan: p}
-	if s.refs != nil {
-		next.source = s.refs.source
-	}
-	if s.call.State.InProgress() {
-		return step{action: doPrepareAgain, reason: reason, next: next}
-	}
 	if s.stale {
-		return step{action: doReadClaim, reason: reason}
+		return step{action: doReadClaim, reason: "Wanted"}
 	}
-	return d.begin(s, false, reason, next)
+	return s.begin(intent.Plan, "Wanted", next)
 }
 
 // begin returns the step that takes up a request: a new one, or that of an earlier process.
-func (d driver) begin(s claimState, resumes bool, reason string, next operation) step {
+func (s claimState) begin(event intent.Event, reason string, next operation) step {
 	next.began = s.race.began
-	st := step{action: doBegin, reason: reason, resumes: resumes, next: next}
-	if next.source != nil {
-		st.action = doProtectSource
-	}
-	return st
+	return step{action: doBegin, reason: reason, event: event, next: next}
 }
 
 // waits reports whether a claim waits for its volume, or for the result of a call.

@@ -35,8 +35,7 @@
 // Logs and /statusz name the states pending (Idle, Settled), requested (Planned, Sent), indeterminate (Unknown), created (Answered),
 // rejected (Undoing) and pvCreated (Settled, and the PersistentVolume is saved).
 //
-// Only the values of the secret of an indeterminate request are read again. With
-// --provisioning-protection=off it is prepared again if the StorageClass was recreated.
+// Only the values of the secret of an indeterminate request are read again.
 //
 // A claim that is bound or deleted is forgotten unless its call is in progress.
 //

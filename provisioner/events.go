@@ -62,11 +62,8 @@ func infeasibleEvent(class string, delay fmt.Stringer, err error) event {
 func indeterminateEvent(p plan, protection Protection, claim *corev1.PersistentVolumeClaim, classRecreated bool, err error) event {
 	text := fmt.Sprintf("%v. Volume %q may exist: "+
 		"CreateVolume is repeated with the same request until the driver returns a definite result", err, p.VolumeName)
-	if protection == ProtectionOff {
-		return failedEvent(p.ClassName, errors.New(text))
-	}
 	switch {
-	case !recordable(claim):
+	case protection == ProtectionOff || !recordable(claim):
 	case isProtected(claim):
 		text += fmt.Sprintf("; until then finalizer %s keeps this PVC", kube.ProvisioningFinalizer)
 	default:
@@ -75,8 +72,11 @@ func indeterminateEvent(p plan, protection Protection, claim *corev1.PersistentV
 	}
 	if classRecreated {
 		text += fmt.Sprintf(". The first request is repeated although StorageClass %q was recreated since. "+
-			"To use the new class, delete this PVC and create it again. If you have verified on the storage backend "+
-			"that volume %q does not exist, remove the finalizer to complete the deletion", p.ClassName, p.VolumeName)
+			"To use the new class, delete this PVC and create it again", p.ClassName)
+	}
+	if classRecreated && protection != ProtectionOff {
+		text += fmt.Sprintf(". If you have verified on the storage backend that volume %q does not exist, "+
+			"remove the finalizer to complete the deletion", p.VolumeName)
 	}
 	return failedEvent(p.ClassName, errors.New(text))
 }
@@ -90,7 +90,7 @@ func pvRefusedEvent(o operation, kept bool, err error) event {
 			fix = "Grant create on persistentvolumes, or correct the policy that denies it"
 		}
 		err = fmt.Errorf("%w. %s. If you have deleted volume %q on the storage backend, remove finalizer %s from this PVC instead",
-			err, fix, o.csiSource.VolumeHandle, kube.ProvisioningFinalizer)
+			err, fix, o.handle, kube.ProvisioningFinalizer)
 	}
 	return failedEvent(o.plan.ClassName, err)
 }

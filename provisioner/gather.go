@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/topology"
 )
 
@@ -39,8 +38,6 @@ type claimState struct {
 	now    time.Time
 	// stale: the cache may lack a request that an earlier leader has recorded on the claim.
 	stale bool
-	// complete: the cache has all PersistentVolumes that earlier leaders have created.
-	complete bool
 	reads
 }
 
@@ -50,10 +47,8 @@ type reads struct {
 	volumeRead   bool          // the PersistentVolume of the claim was read; the cache cannot remember that there was none
 	refs         *resolvedRefs // the objects that the claim references; nil: not read yet
 	freshSecrets bool          // the secrets of the request were read in this sync
-	owner        *string       // of a rejected volume, "" for none; nil: not read yet
-	ownerRead    election.Moment
-	failure      *failure // of a call in this sync
-	unlock       func()   // releases the source of a request that is taken up in this step; nil: none
+	failure      *failure      // of a call in this sync
+	unlock       func()        // releases the source of a request that is taken up in this step; nil: none
 }
 
 // release releases the source, if its lock is held.
@@ -83,13 +78,13 @@ type failure struct {
 // is released at once.
 func (l *claimLoop) gather(key claimKey, r reads) claimState {
 	s := claimState{call: l.ops.Get(key), race: l.ownership.raceOf(key), known: l.topologies, now: time.Now(), reads: r}
-	s.complete = l.volumes.Complete()
+	complete := l.volumes.Complete() // before the PersistentVolume is read
 	s.volume, _ = l.volumes.Get(l.c.driver.volumeName(key.UID))
 	claim, fresh, ok := l.claims.Fresh(key.Namespace + "/" + key.Name)
 	if !ok || claim.UID != key.UID {
 		return s
 	}
-	s.claim, s.stale = claim, !fresh || s.volume == nil && !s.complete && !r.volumeRead
+	s.claim, s.stale = claim, !fresh || s.volume == nil && !complete && !r.volumeRead
 	s.class, _ = l.c.classes.Get(storagehelpers.GetPersistentVolumeClaimClass(claim))
 	return s
 }

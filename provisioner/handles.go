@@ -42,10 +42,10 @@ func (u volumeUsers) others(pv *corev1.PersistentVolume) []*corev1.PersistentVol
 
 // ofCreated returns the object that the volume which CreateVolume has returned for a claim belongs to, "" for none.
 func (u volumeUsers) ofCreated(key claimKey, o operation) string {
-	if holder, held := u.ops.holderOf(o.csiSource.VolumeHandle); held && holder != key {
+	if holder, held := u.ops.holderOf(o.handle); held && holder != key {
 		return "claim " + holder.String()
 	}
-	for _, other := range u.others(o.volume()) {
+	for _, other := range u.others(o.pv) {
 		return describe(other)
 	}
 	return ""
@@ -70,27 +70,28 @@ func (u volumeUsers) ofReleased(pv *corev1.PersistentVolume) string {
 // ownerOfRejected returns the object that a rejected volume belongs to, "" for none: a
 // PersistentVolume, or another claim with the same volume name. A driver that returns one
 // volume for two claims, or contradicts itself, must not cause its deletion.
-func (l *claimLoop) ownerOfRejected(ctx context.Context, key claimKey, o operation, complete bool) (string, error) {
+func (l *claimLoop) ownerOfRejected(ctx context.Context, key claimKey, o operation) (string, error) {
 	pv, err := l.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, o.plan.VolumeName, metav1.GetOptions{})
 	switch {
-	case err == nil && (migration.IsInTree(pv) || l.c.driver.isVolume(pv, o.volume())):
+	case err == nil && (migration.IsInTree(pv) || l.c.driver.isVolume(pv, o.pv)):
 		// In-tree counts as equal: the two sources may have no common handle, as those of vSphere.
 		return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
 	case err != nil && !kube.IsNotFound(err):
-		return "", fmt.Errorf("reading PersistentVolume %q before deleting volume %q: %w", o.plan.VolumeName, o.csiSource.VolumeHandle, err)
+		return "", fmt.Errorf("reading PersistentVolume %q before deleting volume %q: %w", o.plan.VolumeName, o.handle, err)
 	}
 	if other, found := l.ops.sameVolume(key, o); found {
 		return "claim " + other.String(), nil
 	}
-	others := l.users.others(o.volume())
+	complete := l.volumes.Complete() // before the cache is read
+	others := l.users.others(o.pv)
 	if !complete && len(others) == 0 {
 		others, err = kube.ListAll[*corev1.PersistentVolume](ctx, l.c.deps.Client.CoreV1().PersistentVolumes().List)
 		if err != nil {
-			return "", fmt.Errorf("listing PersistentVolumes before deleting volume %q: %w", o.csiSource.VolumeHandle, err)
+			return "", fmt.Errorf("listing PersistentVolumes before deleting volume %q: %w", o.handle, err)
 		}
 	}
 	for _, pv := range others {
-		if l.c.driver.isVolume(pv, o.volume()) {
+		if l.c.driver.isVolume(pv, o.pv) {
 			return fmt.Sprintf("PersistentVolume %q", pv.Name), nil
 		}
 	}
@@ -112,15 +113,4 @@ func describe(pv *corev1.PersistentVolume) string {
 func (d driver) isVolume(a, b *corev1.PersistentVolume) bool {
 	return migration.SameVolume(d.name, a, b) &&
 		(!d.NodeDeployment || equality.Semantic.DeepEqual(a.Spec.NodeAffinity, b.Spec.NodeAffinity) || len(d.segments) > 0 && d.reaches(a))
-}
-
-// volume returns the PersistentVolume of a volume that CreateVolume has returned. That of a rejected volume has only its source and
-// its affinity.
-func (o operation) volume() *corev1.PersistentVolume {
-	if o.pv != nil {
-		return o.pv
-	}
-	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: o.plan.VolumeName}, Spec: corev1.PersistentVolumeSpec{
-		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: o.csiSource}, NodeAffinity: o.affinity,
-	}}
 }

@@ -52,8 +52,8 @@ type operation struct {
 	awaitsTopology   bool // a change of any Node or CSINode may help
 	saved            bool // the call is settled, because the PersistentVolume is created
 
-	// resumed is the ID of the record that an earlier process has left; nil if there was none.
-	resumed *string
+	// resumed is the ID of the record that an earlier process has left; empty if there was none.
+	resumed string
 
 	// While a call is in progress:
 	claim        *corev1.PersistentVolumeClaim // as of the request; it may be deleted by now
@@ -65,13 +65,12 @@ type operation struct {
 	sourceBytes  int64               // see resolvedRefs
 	outdated     bool                // an object that the request was prepared from has changed
 
-	pv         *corev1.PersistentVolume // of an answered call
+	handle     string                   // of the volume that CreateVolume has returned
+	pv         *corev1.PersistentVolume // for that volume; of a rejected one, to find out whom it belongs to
 	pvMayExist bool                     // a request that creates pv failed, perhaps after its effect
 	// pvRefused: the API server cannot store pv. CreateVolume is repeated, and its response replaces pv.
 	pvRefused    bool
-	csiSource    *corev1.CSIPersistentVolumeSource // of the volume that CreateVolume has returned
-	affinity     *corev1.VolumeNodeAffinity        // of a volume that must be deleted
-	rejectReason error                             // why it must be
+	rejectReason error // why the volume must be deleted
 
 	// pvDeleted: a PersistentVolume of the claim was deleted, of an answered call before the response to its creation. The
 	// claim must be read before another volume is requested.
@@ -103,15 +102,6 @@ func begin(event intent.Event, id string, next operation) change {
 	}}
 }
 
-// prepareAgain replaces an indeterminate request by one of the recreated class, as
-// csi-provisioner does; see --provisioning-protection=off.
-func prepareAgain(id string, next operation) change {
-	return change{Event: intent.Replan, Args: id, Set: func(o *operation) {
-		o.claim, o.request, o.plan = next.claim, next.request, next.plan
-		o.classUID, o.classVersion = next.classUID, next.classVersion
-	}}
-}
-
 func secretsRead(request *csi.CreateVolumeRequest, values map[string]string) change {
 	request = proto.CloneOf(request) // others hold the old one
 	request.Secrets = values
@@ -120,17 +110,17 @@ func secretsRead(request *csi.CreateVolumeRequest, values map[string]string) cha
 
 func outcomeUnknown() change {
 	return change{Event: intent.Lose, Set: func(o *operation) {
-		o.pv, o.pvMayExist, o.pvRefused, o.pvDeleted, o.csiSource = nil, false, false, false, nil
+		o.pv, o.pvMayExist, o.pvRefused, o.pvDeleted, o.handle = nil, false, false, false, ""
 	}}
 }
 
-func volumeCreated(pv *corev1.PersistentVolume, source *corev1.CSIPersistentVolumeSource) change {
-	return change{Event: intent.Answer, Set: func(o *operation) { o.pv, o.csiSource, o.pvRefused = pv, source, false }}
+func volumeCreated(handle string, pv *corev1.PersistentVolume) change {
+	return change{Event: intent.Answer, Set: func(o *operation) { o.handle, o.pv, o.pvRefused = handle, pv, false }}
 }
 
-func volumeRejected(source *corev1.CSIPersistentVolumeSource, affinity *corev1.VolumeNodeAffinity, reason error) change {
+func volumeRejected(handle string, pv *corev1.PersistentVolume, reason error) change {
 	return change{Event: intent.Reject, Set: func(o *operation) {
-		o.pv, o.pvRefused, o.csiSource, o.affinity, o.rejectReason = nil, false, source, affinity, reason
+		o.handle, o.pv, o.pvRefused, o.rejectReason = handle, pv, false, reason
 	}}
 }
 
@@ -156,7 +146,7 @@ func pvNotSaved(mayExist, refused bool) change {
 func pvSaved() change {
 	return change{Event: intent.Settle, Set: func(o *operation) {
 		*o = operation{
-			began: o.began, announced: o.announced, infeasible: o.infeasible, csiSource: o.csiSource, pvDeleted: o.pvDeleted, saved: true,
+			began: o.began, announced: o.announced, infeasible: o.infeasible, handle: o.handle, pvDeleted: o.pvDeleted, saved: true,
 		}
 	}}
 }
@@ -171,14 +161,13 @@ func noTopology(anywhere bool) change {
 	}}
 }
 
-// operations holds the CreateVolume of each claim, with indexes. It is safe for use by several goroutines.
+// operations holds the CreateVolume of each claim, with an index. It is safe for use by several goroutines.
 type operations struct {
 	*intent.Ledger[claimKey, operation]
 	// sourceReleased is called when a call that copied a source has ended. It must not call operations.
 	sourceReleased func(*volumerules.Source)
 
-	mu     sync.Mutex                 // after the lock of the ledger
-	copies map[volumerules.Source]int // calls in progress by the source they copy
+	mu sync.Mutex // after the lock of the ledger
 	// byHandle has the claim for which CreateVolume has returned a volume first, until a PersistentVolume names the volume, or no
 	// volume is left.
 	byHandle map[string]claimKey
@@ -187,13 +176,13 @@ type operations struct {
 func newOperations() *operations {
 	o := &operations{
 		Ledger:         intent.NewLedger[claimKey, operation](election.MayCall),
-		sourceReleased: func(*volumerules.Source) {}, copies: map[volumerules.Source]int{}, byHandle: map[string]claimKey{},
+		sourceReleased: func(*volumerules.Source) {}, byHandle: map[string]claimKey{},
 	}
 	o.OnChange(o.changed)
 	return o
 }
 
-// changed updates the indexes.
+// changed updates the index, and reports a source that is not copied any more.
 func (o *operations) changed(key claimKey, before, after call) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -205,24 +194,17 @@ func (o *operations) changed(key claimKey, before, after call) {
 			o.byHandle[is] = key
 		}
 	}
-	switch was, is := sourceOf(before), sourceOf(after); {
-	case was == nil && is != nil:
-		o.copies[*is]++
-	case was != nil && is == nil:
-		o.copies[*was]--
-		if o.copies[*was] == 0 {
-			delete(o.copies, *was)
-		}
+	if was := sourceOf(before); was != nil && sourceOf(after) == nil {
 		o.sourceReleased(was)
 	}
 }
 
 // handleOf returns the handle of the volume that CreateVolume has returned and no PersistentVolume names yet; "" for none.
 func handleOf(c call) string {
-	if !c.State.InProgress() || c.Payload.csiSource == nil {
+	if !c.State.InProgress() {
 		return ""
 	}
-	return c.Payload.csiSource.VolumeHandle
+	return c.Payload.handle
 }
 
 // sourceOf returns the source that a call copies; nil for none.
@@ -241,11 +223,14 @@ func (o *operations) holderOf(handle string) (holder claimKey, held bool) {
 	return holder, held
 }
 
-// copying returns how many calls copy a source.
-func (o *operations) copying(source volumerules.Source) int {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.copies[source]
+// copies reports whether a call copies a source.
+func (o *operations) copies(source volumerules.Source) bool {
+	for _, c := range o.All() {
+		if s := sourceOf(c); s != nil && *s == source {
+			return true
+		}
+	}
+	return false
 }
 
 // announce reports whether the event Provisioning is still to be sent for a claim, and
@@ -260,40 +245,15 @@ func (o *operations) allowRetry(key claimKey) {
 	o.Update(key, func(s intent.State, op *operation) { op.infeasible, op.outdated = nil, s.InProgress() })
 }
 
-// takeTopologyWaiters returns the claims for which no topology was found, once each.
-func (o *operations) takeTopologyWaiters() (waiters []claimKey) {
-	for key, c := range o.All() {
-		if c.Payload.awaitsTopology {
-			waiters = append(waiters, key)
-		}
-	}
-	for _, key := range waiters {
-		o.Update(key, func(_ intent.State, op *operation) { op.awaitsTopology = false })
-	}
-	return waiters
-}
-
 // sameVolume returns another claim whose volume has the name or the handle of the volume of rejected.
 func (o *operations) sameVolume(key claimKey, rejected operation) (other claimKey, found bool) {
 	for other, c := range o.All() {
 		sameName := c.State.InProgress() && c.Payload.plan.VolumeName == rejected.plan.VolumeName
-		source := c.Payload.csiSource
-		if other != key && (sameName || source != nil && source.VolumeHandle == rejected.csiSource.VolumeHandle) {
+		if other != key && (sameName || c.Payload.handle == rejected.handle) {
 			return other, true
 		}
 	}
 	return claimKey{}, false
-}
-
-// in returns the calls in a state.
-func (o *operations) in(s intent.State) map[claimKey]call {
-	found := map[claimKey]call{}
-	for key, c := range o.All() {
-		if c.State == s {
-			found[key] = c
-		}
-	}
-	return found
 }
 
 // unresolved adds to indeterminateClaims the UIDs of claims whose volume may exist, and removes those whose volume exists.

@@ -73,8 +73,8 @@ func TestRecordOn(t *testing.T) {
 	}
 }
 
-// TestSourceIsCounted follows calls that copy a source.
-func TestSourceIsCounted(t *testing.T) {
+// TestSourceOfCalls follows calls that copy a source.
+func TestSourceOfCalls(t *testing.T) {
 	source := volumerules.Source{Kind: kube.KindClaim, Namespace: "ns", Name: "source"}
 	var released []volumerules.Source
 	o := newOperations()
@@ -85,30 +85,29 @@ func TestSourceIsCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	check := func(copying, releases int) {
+	check := func(copied bool, releases int) {
 		t.Helper()
-		if got := o.copying(source); got != copying || len(released) != releases {
-			t.Errorf("%d calls copy the source, it was released %d times; want %d and %d", got, len(released), copying, releases)
+		if got := o.copies(source); got != copied || len(released) != releases {
+			t.Errorf("a call copies the source: %t, it was released %d times; want %t and %d", got, len(released), copied, releases)
 		}
 	}
 	a, b := claimKey{"ns", "a", "a"}, claimKey{"ns", "b", "b"}
 	do(a, begin(intent.Plan, "a", operation{source: &source}))
 	do(b, begin(intent.Resume, "b", operation{source: &source}))
-	check(2, 0)
+	check(true, 0)
 	do(a, change{Event: intent.Send})
 	do(a, outcomeUnknown())
-	do(b, prepareAgain("b", operation{}))
-	check(2, 0)
+	check(true, 0)
 	if !o.Forget(a) {
 		t.Error("an indeterminate call is forgotten")
 	}
 	do(a, noVolume(nil))
-	check(1, 1)
-	do(b, volumeCreated(ourVolume(), nil))
+	check(true, 1)
+	do(b, volumeCreated("", ourVolume()))
 	do(b, pvSaved())
-	check(0, 2)
-	if o.Forget(a) || o.Forget(b) || len(o.copies) != 0 {
-		t.Errorf("%d counts are left", len(o.copies))
+	check(false, 2)
+	if o.Forget(a) || o.Forget(b) {
+		t.Error("a settled call is kept")
 	}
 	for key := range o.All() {
 		t.Errorf("the call of %s is left", key)

@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -32,7 +31,7 @@ func TestDeletionOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 		csiSource := &corev1.CSIPersistentVolumeSource{VolumeHandle: "h"}
 		c := &Controller{deps: Deps{Locks: &locks}, classes: kube.NewInformers(nil, nil, "d").Classes()}
 		a := &claimLoop{c: c}
-		if _, err := a.deleteRejected(ctx, claimKey{}, operation{csiSource: csiSource}, election.Moment{}); !errors.Is(err, ended) {
+		if _, err := a.deleteRejected(ctx, claimKey{}, operation{handle: "h"}); !errors.Is(err, ended) {
 			t.Errorf("deleteRejected returned %v", err)
 		}
 		pv := &corev1.PersistentVolume{

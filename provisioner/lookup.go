@@ -44,52 +44,49 @@ func (d driver) attributesClass(claim *corev1.PersistentVolumeClaim) string {
 	return ""
 }
 
-// referenceReader reads objects that claims reference from the API server.
-type referenceReader struct{ c *Controller }
-
-// resolve reads the objects that a claim references from the API server. A stale cache must not
+// readReferences reads the objects that a claim references from the API server. A stale cache must not
 // decide about the content of a volume, and such claims are few.
-func (t referenceReader) resolve(ctx context.Context, claim *corev1.PersistentVolumeClaim) *resolvedRefs {
+func (c *Controller) readReferences(ctx context.Context, claim *corev1.PersistentVolumeClaim) *resolvedRefs {
 	f := &resolvedRefs{}
-	f.source, f.err = volumerules.SourceOf(claim, t.c.cfg.CrossNamespaceVolumeDataSource)
+	f.source, f.err = volumerules.SourceOf(claim, c.cfg.CrossNamespaceVolumeDataSource)
 	if f.err != nil {
 		return f
 	}
 	if f.source != nil {
-		f.err = t.permitted(ctx, claim, *f.source) // of a recorded request, too: users can write a record
+		f.err = c.permitted(ctx, claim, *f.source) // of a recorded request, too: users can write a record
 		if f.err == nil {
-			f.err = t.readContent(ctx, claim, f)
+			f.err = c.readContent(ctx, claim, f)
 		}
 		if f.err != nil {
 			f.err = fmt.Errorf("data source %s: %w", f.source, f.err)
 			return f
 		}
 	}
-	if name := t.c.driver.attributesClass(claim); name != "" {
-		f.mutable, f.err = t.mutableParameters(ctx, name)
+	if name := c.driver.attributesClass(claim); name != "" {
+		f.mutable, f.err = c.mutableParameters(ctx, name)
 	}
 	return f
 }
 
-func (t referenceReader) mutableParameters(ctx context.Context, name string) (map[string]string, error) {
-	class, err := t.c.deps.Client.StorageV1().VolumeAttributesClasses().Get(ctx, name, metav1.GetOptions{})
+func (c *Controller) mutableParameters(ctx context.Context, name string) (map[string]string, error) {
+	class, err := c.deps.Client.StorageV1().VolumeAttributesClasses().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("VolumeAttributesClass %q: %w", name, err)
 	}
-	if class.DriverName != t.c.driver.name {
-		return nil, fmt.Errorf("VolumeAttributesClass %q is for driver %q, not for %q", name, class.DriverName, t.c.driver.name)
+	if class.DriverName != c.driver.name {
+		return nil, fmt.Errorf("VolumeAttributesClass %q is for driver %q, not for %q", name, class.DriverName, c.driver.name)
 	}
 	return class.Parameters, nil
 }
 
 // readContent adds to f the content source of the request for its data source, and the UID of the data source.
-func (t referenceReader) readContent(ctx context.Context, claim *corev1.PersistentVolumeClaim, f *resolvedRefs) (err error) {
+func (c *Controller) readContent(ctx context.Context, claim *corev1.PersistentVolumeClaim, f *resolvedRefs) (err error) {
 	key := *f.source
 	if key.Kind == kube.KindSnapshot {
-		f.content, f.uid, err = t.snapshotContent(ctx, claim, key)
+		f.content, f.uid, err = c.snapshotContent(ctx, claim, key)
 		return err
 	}
-	source, err := t.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	source, err := c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -102,22 +99,22 @@ func (t referenceReader) readContent(ctx context.Context, claim *corev1.Persiste
 	if err := volumerules.CheckClone(source, wanted); err != nil {
 		return err
 	}
-	pv, err := t.c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, source.Spec.VolumeName, metav1.GetOptions{})
+	pv, err := c.deps.Client.CoreV1().PersistentVolumes().Get(ctx, source.Spec.VolumeName, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	if pv, err = t.c.driver.asCSI(pv); err != nil {
+	if pv, err = c.driver.asCSI(pv); err != nil {
 		return err
 	}
 	f.uid = source.UID
-	f.content, err = volumerules.CloneContent(t.c.driver.name, source, pv, claim)
+	f.content, err = volumerules.CloneContent(c.driver.name, source, pv, claim)
 	return err
 }
 
-func (t referenceReader) snapshotContent(
+func (c *Controller) snapshotContent(
 	ctx context.Context, claim *corev1.PersistentVolumeClaim, key volumerules.Source,
 ) (*csi.VolumeContentSource, types.UID, error) {
-	s, err := t.c.deps.Snapshots.VolumeSnapshots(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	s, err := c.deps.Snapshots.VolumeSnapshots(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, "", err
 	}
@@ -125,11 +122,11 @@ func (t referenceReader) snapshotContent(
 	if err != nil {
 		return nil, "", err
 	}
-	content, err := t.c.deps.Snapshots.VolumeSnapshotContents().Get(ctx, name, metav1.GetOptions{})
+	content, err := c.deps.Snapshots.VolumeSnapshotContents().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, "", err
 	}
-	source, err := volumerules.SnapshotContent(t.c.driver.name, s, content, claim, t.c.cfg.PreventVolumeModeConversion)
+	source, err := volumerules.SnapshotContent(c.driver.name, s, content, claim, c.cfg.PreventVolumeModeConversion)
 	if err == nil && s.Status.RestoreSize != nil && capacityRange(claim).RequiredBytes > s.Status.RestoreSize.Value() {
 		klog.FromContext(ctx).V(1).Info("The claim requests more than the restore size of its snapshot",
 			"volumeSnapshot", klog.KObj(s), "restoreSize", s.Status.RestoreSize)
@@ -138,12 +135,12 @@ func (t referenceReader) snapshotContent(
 }
 
 // permitted returns an error if a source in another namespace has no ReferenceGrant (KEP-3294).
-func (t referenceReader) permitted(ctx context.Context, claim *corev1.PersistentVolumeClaim, source volumerules.Source) error {
+func (c *Controller) permitted(ctx context.Context, claim *corev1.PersistentVolumeClaim, source volumerules.Source) error {
 	if source.Namespace == claim.Namespace {
 		return nil
 	}
 	// Grant has the few fields that are used here, without a dependency on the Gateway API.
-	data, err := kube.Raw(t.c.deps.Client.Discovery().RESTClient().Get().
+	data, err := kube.Raw(c.deps.Client.Discovery().RESTClient().Get().
 		AbsPath("/apis", referenceGrants.Group, referenceGrants.Version, "namespaces", source.Namespace, referenceGrants.Resource).
 		SetHeader("Accept", "application/json").Do(ctx))
 	if apierrors.IsNotFound(err) {

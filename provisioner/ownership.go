@@ -5,7 +5,6 @@ package provisioner
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -14,8 +13,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
@@ -27,9 +24,8 @@ import (
 //   - After a success, it pauses for a fifth of the base delay, so that the instances share the claims. An instance that is
 //     alone pauses once.
 //   - After a failure, it tries the next claim without a pause.
-//   - While it has won more claims than the average instance, it waits for the others.
 //
-// A claim that is overdue by the base delay ignores the pause, and one that is overdue by the maximum delay ignores both.
+// A claim that is overdue by the base delay ignores the pause.
 // Without the pause, a hundred instances would win three hundred claims within a second, with a conflict for every second one.
 type nodeOwnership struct {
 	c      *Controller
@@ -37,10 +33,11 @@ type nodeOwnership struct {
 
 	mu        sync.Mutex
 	races     map[claimKey]race
-	competing int            // claims with a drawn delay
-	trying    bool           // a claim is tried
-	next      time.Time      // end of the pause
-	won       map[string]int // claims by node, since this instance has begun to compete
+	competing int       // claims with a drawn delay
+	trying    bool      // a claim is tried
+	next      time.Time // end of the pause
+	// hasWon and othersWon: this instance, and another one, has won a claim since this one has begun to compete.
+	hasWon, othersWon bool
 }
 
 // race is the delay before this instance tries to win a claim.
@@ -76,9 +73,7 @@ func (d driver) allowedHere(s claimState) bool {
 	if err != nil {
 		return false
 	}
-	_, err = requirement(topologyRequest{
-		strict: d.StrictTopology, allowed: class.AllowedTopologies, node: d.NodeName, claim: s.claim.Name,
-	}, s.known)
+	_, err = d.requirementFor(s.claim, class, d.NodeName, s.known)()
 	return err == nil
 }
 
@@ -148,7 +143,7 @@ func (o *nodeOwnership) end(key claimKey, tries int) {
 	if !o.races[key].due.IsZero() {
 		o.competing--
 		if o.competing == 0 {
-			o.won = nil
+			o.hasWon, o.othersWon = false, false
 		}
 	}
 	o.races[key] = race{began: o.races[key].began, tries: tries}
@@ -175,28 +170,7 @@ func (o *nodeOwnership) forget(key claimKey) {
 	delete(o.races, key)
 }
 
-// countWin counts a claim that node has won. The caller holds mu.
-func (o *nodeOwnership) countWin(node string) {
-	if o.competing == 0 {
-		return
-	}
-	if o.won == nil {
-		o.won = map[string]int{}
-	}
-	o.won[node]++
-}
-
-// ahead reports whether this node has won more claims than the average of the nodes that
-// have won any. The caller holds mu.
-func (o *nodeOwnership) ahead() bool {
-	own, total, nodes := o.won[o.c.cfg.NodeName], 0, len(o.won)
-	for _, n := range o.won {
-		total += n
-	}
-	return 2*own*nodes > 2*total+nodes // by more than half a claim
-}
-
-// claimUpdated counts a claim that another node has won.
+// claimUpdated records that another node has won a claim.
 func (o *nodeOwnership) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	node := selectedNode(claim)
 	if !o.c.cfg.NodeDeployment || node == "" || node == o.c.cfg.NodeName || selectedNode(old) != "" {
@@ -204,7 +178,7 @@ func (o *nodeOwnership) claimUpdated(old, claim *corev1.PersistentVolumeClaim) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.countWin(node)
+	o.othersWon = o.othersWon || o.competing > 0
 }
 
 func (o *nodeOwnership) notBefore(next time.Time) {
@@ -219,9 +193,8 @@ func (o *nodeOwnership) beginTry(key claimKey, now time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	r := o.races[key]
-	waited := func(delay time.Duration) bool { return !now.Before(r.due.Add(delay)) }
-	turn := waited(cfg.NodeDeploymentBaseDelay) || !now.Before(o.next)
-	if !o.trying && (turn && !o.ahead() || waited(cfg.NodeDeploymentMaxDelay)) {
+	overdue := !now.Before(r.due.Add(cfg.NodeDeploymentBaseDelay))
+	if !o.trying && (overdue || !now.Before(o.next)) {
 		o.trying = true
 		return true
 	}
@@ -239,14 +212,14 @@ func (o *nodeOwnership) endTry(won bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.trying = false
-	if !won {
+	if !won || o.competing == 0 {
 		return
 	}
-	o.countWin(o.c.cfg.NodeName)
 	// The first pause shows whether there are other instances.
-	if len(o.won) > 1 || o.won[o.c.cfg.NodeName] == 1 {
+	if o.othersWon || !o.hasWon {
 		o.notBefore(time.Now().Add(o.pace()))
 	}
+	o.hasWon = true
 }
 
 // selectThisNode selects this node for a claim, if the node has enough capacity and
@@ -271,73 +244,52 @@ func (o *nodeOwnership) selectThisNode(ctx context.Context, key claimKey, s clai
 	case !exists, live.ResourceVersion != s.claim.ResourceVersion:
 		return nil // decide has not seen this
 	}
-	owned, err := o.patchSelectedNode(ctx, live)
+	node := kube.MetadataPatch{
+		SetAnnotations: map[string]string{storagehelpers.AnnSelectedNode: o.c.cfg.NodeName},
+		Tests:          map[string]any{"/metadata/resourceVersion": live.ResourceVersion},
+	}
+	_, err = o.claims.Patch(ctx, o.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), live, node)
 	switch {
-	case apierrors.IsConflict(err): // changed after the read
+	case kube.IsPatchTestFailed(err) || apierrors.IsConflict(err): // changed after the read
 		o.c.metrics.conflicts.Inc()
 		o.failed(key)
-		return nil
-	case kube.IsNotFound(err):
-		o.claims.MarkDeleted(live)
 		return nil
 	case err != nil:
 		o.failed(key)
 		err = fmt.Errorf("setting the selected node of claim %s: %w", key, err)
-		if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) { // a policy or a permission: a retry alone does not help
+		if kube.IsRefused(err) { // a retry alone does not help
 			o.c.claimFailed(live, failedEvent(storagehelpers.GetPersistentVolumeClaimClass(live), err))
 		}
 		return err
 	}
 	won = true
-	o.claims.Observe(owned)
 	o.succeeded(key)
 	return nil
-}
-
-// patchSelectedNode writes the annotation if the claim still has the resourceVersion of live.
-func (o *nodeOwnership) patchSelectedNode(ctx context.Context, live *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
-	claims := o.c.deps.Client.CoreV1().PersistentVolumeClaims(live.Namespace)
-	annotations := map[string]string{storagehelpers.AnnSelectedNode: o.c.cfg.NodeName}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": live.UID, "resourceVersion": live.ResourceVersion, "annotations": annotations,
-	}})
-	if err != nil {
-		return nil, err
-	}
-	owned, err := claims.Patch(ctx, live.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if apierrors.IsForbidden(err) { // an old ClusterRole
-		owned, err = o.claims.UpdateInstead(ctx, claims, live, func(latest *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
-			latest.ResourceVersion = live.ResourceVersion // a conflict if it changed
-			metav1.SetMetaDataAnnotation(&latest.ObjectMeta, storagehelpers.AnnSelectedNode, o.c.cfg.NodeName)
-			return latest
-		}, err)
-	}
-	return owned, err
 }
 
 // hasCapacity asks the driver whether the volume of a claim fits on this node.
 func (o *nodeOwnership) hasCapacity(ctx context.Context, s claimState) (bool, error) {
 	d := o.c.driver
 	size := capacityRange(s.claim).RequiredBytes
-	if size == 0 || !d.getsCapacity {
+	if size == 0 || !d.caps.GetCapacity {
 		return true, nil
 	}
 	class, err := d.translated(s.class)
 	if err != nil {
 		return false, err
 	}
-	request, _, err := d.prepare(s.claim, class, d.NodeName, nil, d.requirementFor(s.claim, class, d.NodeName, s.known))
+	next, err := d.prepare(s.claim, class, d.NodeName, nil, d.requirementFor(s.claim, class, d.NodeName, s.known))
 	if err != nil {
 		return false, err
 	}
-	topologies := request.GetAccessibilityRequirements().GetRequisite()
+	topologies := next.request.GetAccessibilityRequirements().GetRequisite()
 	if len(topologies) == 0 {
 		topologies = []*csi.Topology{nil}
 	}
 	for _, topology := range topologies {
 		call, cancel := context.WithTimeout(ctx, o.c.cfg.Timeout)
 		response, err := o.c.deps.CSI.GetCapacity(call, &csi.GetCapacityRequest{
-			VolumeCapabilities: request.VolumeCapabilities, Parameters: request.Parameters, AccessibleTopology: topology,
+			VolumeCapabilities: next.request.VolumeCapabilities, Parameters: next.request.Parameters, AccessibleTopology: topology,
 		})
 		cancel()
 		if err != nil {

@@ -12,18 +12,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
-	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
-// volumeOf returns the PersistentVolume of a claim for a created volume. It returns an error only
-// if the translation to an in-tree source fails.
-func (d driver) volumeOf(
-	claim *corev1.PersistentVolumeClaim, request *csi.CreateVolumeRequest, p plan, v *csi.Volume,
-) (*corev1.PersistentVolume, error) {
+// volumeOf returns the PersistentVolume for a created volume, with its CSI source.
+func (d driver) volumeOf(o operation, v *csi.Volume) *corev1.PersistentVolume {
+	claim, p := o.claim, o.plan
 	capacity := v.GetCapacityBytes()
 	if capacity == 0 { // the driver does not know it
-		capacity = request.GetCapacityRange().GetRequiredBytes()
+		capacity = o.request.GetCapacityRange().GetRequiredBytes()
 	}
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: p.VolumeName, Annotations: volumeAnnotations(p.Provisioner, p.Secrets)},
@@ -37,8 +34,7 @@ func (d driver) volumeOf(
 				Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: claim.Namespace, Name: claim.Name,
 				UID: claim.UID, ResourceVersion: claim.ResourceVersion,
 			},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: d.sourceOf(request, p, v)},
-			NodeAffinity:           affinityOf(v, d.topology),
+			NodeAffinity: d.affinityOf(v),
 		},
 	}
 	if p.AttributesClass != "" {
@@ -52,23 +48,17 @@ func (d driver) volumeOf(
 	}
 	if p.Migrated { // kube-controller-manager would add the annotation later
 		pv.Annotations[storagehelpers.AnnMigratedTo] = d.name
-		return migration.ToInTree(pv)
 	}
-	return pv, nil
-}
-
-// sourceOf returns the CSI source of a created volume.
-func (d driver) sourceOf(request *csi.CreateVolumeRequest, p plan, v *csi.Volume) *corev1.CSIPersistentVolumeSource {
-	source := &corev1.CSIPersistentVolumeSource{
+	pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{
 		Driver: d.name, VolumeHandle: v.GetVolumeId(), FSType: p.FSType,
 		VolumeAttributes:           map[string]string{identityAttribute: d.identity},
-		ReadOnly:                   d.ControllerPublishReadonly && onlyRead(request.GetVolumeCapabilities()),
+		ReadOnly:                   d.ControllerPublishReadonly && onlyRead(o.request.GetVolumeCapabilities()),
 		ControllerPublishSecretRef: p.Secrets.ControllerPublish, NodeStageSecretRef: p.Secrets.NodeStage,
 		NodePublishSecretRef: p.Secrets.NodePublish, ControllerExpandSecretRef: p.Secrets.ControllerExpand,
 		NodeExpandSecretRef: p.Secrets.NodeExpand,
 	}
-	maps.Copy(source.VolumeAttributes, v.GetVolumeContext())
-	return source
+	maps.Copy(pv.Spec.CSI.VolumeAttributes, v.GetVolumeContext())
+	return pv
 }
 
 // reclaims reports whether the volume is deleted when its claim is deleted. An empty policy means

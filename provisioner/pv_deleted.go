@@ -4,6 +4,7 @@
 package provisioner
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -16,7 +17,8 @@ import (
 // refetchClaim reads a claim whose PersistentVolume was deleted: the cache may not show yet that the claim was bound, or deleted. Of an
 // answered call, the creation of the PersistentVolume got no response, and its volume may be deleted, too: CreateVolume is repeated,
 // unless the claim is deleted or bound.
-func (l *claimLoop) refetchClaim(ctx context.Context, key claimKey, claim *corev1.PersistentVolumeClaim, answered bool) (change, error) {
+func (l *claimLoop) refetchClaim(ctx context.Context, key claimKey, s claimState) (change, error) {
+	claim, answered := cmp.Or(s.claim, s.call.Payload.claim), s.call.State == intent.Answered
 	live, exists, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), claim)
 	switch {
 	case err != nil:
@@ -61,7 +63,7 @@ func (o *operations) pvDeleted(key claimKey, exists bool) (read bool) {
 
 // claimRefetched follows the deletion of a saved PersistentVolume.
 func claimRefetched(bound bool) change {
-	c := change{Set: func(o *operation) { o.csiSource, o.pvDeleted, o.saved = nil, false, o.saved && bound }}
+	c := change{Set: func(o *operation) { o.handle, o.pvDeleted, o.saved = "", false, o.saved && bound }}
 	if !bound {
 		c.Event = intent.Reset
 	}

@@ -33,20 +33,19 @@ import (
 // Users who may write the claim can write the annotation. Except for ID, it therefore contains only what claim and class say:
 // the request is prepared from them again, with the topology of the record, and must have the same hash, see [driver.resume].
 type requestRecord struct {
-	// ID tells the records of a claim apart. Empty in those of earlier versions.
-	ID     string `json:"id,omitempty"`
+	ID     string `json:"id"`     // tells the records of a claim apart
 	Driver string `json:"driver"` // as kube.HasProvisioningRecord reads it
 	// Request is a hash of the request without the values of its secrets.
 	Request string `json:"request"`
-	// Topology is a compressed csi.TopologyRequirement, which is large with one segment per node. Nil for none. If it has no
-	// preferred segments, these are the requisite ones, rotated: the one with index First comes first.
+	// Topology is a compressed csi.TopologyRequirement, which is large with one segment per node. Nil for none. The preferred segments
+	// are the requisite ones, rotated: the one with index First comes first.
 	Topology []byte `json:"topology,omitempty"`
 	First    int    `json:"first,omitempty"`
 	// Recompute: the topology is too large for an annotation, and is not in Request. It is computed from the nodes again.
 	Recompute    bool   `json:"recompute,omitempty"`
 	SelectedNode string `json:"selectedNode,omitempty"`
-	// Secret is the provisioner secret, empty without one. Nil in records of earlier versions.
-	Secret *corev1.SecretReference `json:"secret,omitempty"`
+	// Secret is the provisioner secret, empty without one.
+	Secret corev1.SecretReference `json:"secret"`
 }
 
 const (
@@ -64,11 +63,8 @@ var resuming sync.Mutex
 
 // pack encodes t, which is not nil. It reports whether that fits into an annotation.
 func (r *requestRecord) pack(t *csi.TopologyRequirement) (fits bool, err error) {
-	if isRotation(t.GetRequisite(), t.GetPreferred()) {
-		r.First = slices.IndexFunc(t.GetRequisite(), func(s *csi.Topology) bool { return proto.Equal(s, t.GetPreferred()[0]) })
-		t = &csi.TopologyRequirement{Requisite: t.GetRequisite()}
-	}
-	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(t)
+	r.First = slices.IndexFunc(t.GetRequisite(), func(s *csi.Topology) bool { return proto.Equal(s, t.GetPreferred()[0]) })
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(&csi.TopologyRequirement{Requisite: t.GetRequisite()})
 	if err != nil {
 		return false, fmt.Errorf("encoding the topology: %w", err)
 	}
@@ -78,15 +74,15 @@ func (r *requestRecord) pack(t *csi.TopologyRequirement) (fits bool, err error) 
 		err = w.Close()
 	}
 	r.Topology = packed.Bytes()
-	fits = len(data) <= maxTopology && len(t.GetRequisite())+len(t.GetPreferred()) <= maxTopologies && packed.Len() <= maxPacked
+	fits = len(data) <= maxTopology && len(t.GetRequisite()) <= maxTopologies && packed.Len() <= maxPacked
 	return fits, err // a buffer takes everything: err is nil
 }
 
 // unpack decodes the topology of a record.
 func (r *requestRecord) unpack() (*csi.TopologyRequirement, error) {
 	t, err := unpackTopology(r.Topology)
-	if err != nil || len(t.GetPreferred()) > 0 || len(t.GetRequisite()) == 0 {
-		return t, err
+	if err != nil {
+		return nil, err
 	}
 	if r.First < 0 || r.First >= len(t.GetRequisite()) {
 		return nil, fmt.Errorf("the topology has %d segments, and none with index %d", len(t.GetRequisite()), r.First)
@@ -137,8 +133,8 @@ func fingerprint(request *csi.CreateVolumeRequest, recompute bool) (string, erro
 // protection returns the change that keeps claim until the outcome of the request of o is known. id identifies the record. It fails if
 // claim is outdated and another process has protected it.
 func (o operation) protection(driver, id string, claim *corev1.PersistentVolumeClaim) (kube.MetadataPatch, error) {
-	secret := ptr.Deref(o.plan.Secrets.Provisioner, corev1.SecretReference{})
-	r := requestRecord{ID: id, Driver: driver, SelectedNode: o.plan.SelectedNode, Secret: &secret}
+	r := requestRecord{ID: id, Driver: driver, SelectedNode: o.plan.SelectedNode}
+	r.Secret = ptr.Deref(o.plan.Secrets.Provisioner, corev1.SecretReference{})
 	var err error
 	if t := o.request.GetAccessibilityRequirements(); t != nil {
 		fits, err := r.pack(t)
@@ -200,7 +196,7 @@ func (d driver) recordOn(claim *corev1.PersistentVolumeClaim, hasVolume bool, c 
 	case c.State.InProgress():
 		own = id == c.Args
 	case c.State == intent.Settled:
-		own = hasVolume || c.Payload.saved || id == c.Args || resumed != nil && id == *resumed
+		own = hasVolume || c.Payload.saved || id == c.Args || resumed != "" && id == resumed
 	default:
 		own = hasVolume
 	}
@@ -265,7 +261,7 @@ func recordedWithoutNode(claim *corev1.PersistentVolumeClaim) bool {
 // policy returns when CreateVolume is recorded on the claim.
 func (d driver) policy(s claimState) intent.Policy {
 	// With the old ID, a late write of the earlier process could remove its record.
-	p := intent.Policy{AtOnce: true, Renew: s.call.Payload.resumed != nil}
+	p := intent.Policy{AtOnce: true, Renew: s.call.Payload.resumed != ""}
 	// The instances on other nodes must not release the source of a deleted claim.
 	sharesSource := d.NodeDeployment && s.call.Payload.source != nil
 	switch {
@@ -295,7 +291,7 @@ func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
 	wait := s.call.State == intent.Planned
 	if err == nil {
 		err = l.patchClaim(ctx, client, s.claim, patch)
-		wait = wait || o.resumed != nil && err != nil && !kube.IsRefused(err) && !apierrors.IsInvalid(err)
+		wait = wait || o.resumed != "" && err != nil && !kube.IsRefused(err) && !apierrors.IsInvalid(err)
 	}
 	if err == nil || l.claims.Outdated(s.claim, err) {
 		return change{}, nil

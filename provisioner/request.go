@@ -16,6 +16,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
+	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/topology"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -25,19 +26,12 @@ import (
 // change while the process runs.
 type driver struct {
 	Config
-	name                  string
-	controllerService     bool // plugin capability CONTROLLER_SERVICE
-	createsVolumes        bool // CREATE_DELETE_VOLUME
-	publishes             bool // PUBLISH_UNPUBLISH_VOLUME
-	singleNodeMultiWriter bool // SINGLE_NODE_MULTI_WRITER
-	restores              bool // CREATE_DELETE_SNAPSHOT
-	clones                bool // CLONE_VOLUME
-	modifies              bool // MODIFY_VOLUME
-	getsCapacity          bool // GET_CAPACITY
-	topology              bool // VOLUME_ACCESSIBILITY_CONSTRAINTS, and the gate is on
-	identity              string
-	inTree                string            // in-tree plugin that the driver replaced; "" for none
-	segments              map[string]string // topology of this node, with distributed provisioning
+	name     string
+	caps     csiclient.ControllerCapabilities
+	topology bool // VOLUME_ACCESSIBILITY_CONSTRAINTS, and the gate is on
+	identity string
+	inTree   string            // in-tree plugin that the driver replaced; "" for none
+	segments map[string]string // topology of this node, with distributed provisioning
 }
 
 // plan holds what a PersistentVolume takes from claim and class. It is created and recorded
@@ -92,34 +86,35 @@ func (d driver) basics(claim *corev1.PersistentVolumeClaim, class *storagev1.Sto
 	return parameters, p, err
 }
 
-// prepare returns the request for the volume of a claim, without the values of its secrets, and
-// the plan. refs holds the objects that the claim references, or is nil. require computes the
-// topology requirement and is called only if the driver has topology. The request depends on
-// the arguments alone.
+// prepare returns the operation that creates the volume of a claim, without the values of its secrets. refs holds the objects
+// that the claim references, or is nil. require computes the topology requirement and is called only if the driver has topology.
+// The request depends on the arguments alone.
 func (d driver) prepare(
 	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node string, refs *resolvedRefs,
 	require func() (*csi.TopologyRequirement, error),
-) (*csi.CreateVolumeRequest, plan, error) {
+) (operation, error) {
 	parameters, p, err := d.basics(claim, class)
-	p.SelectedNode = node
 	if err != nil {
-		return nil, p, err
+		return operation{}, err
 	}
+	p.SelectedNode = node
 	if d.ExtraCreateMetadata {
 		parameters[volumerules.ParameterPrefix+"pvc/name"] = claim.Name
 		parameters[volumerules.ParameterPrefix+"pvc/namespace"] = claim.Namespace
 		parameters[volumerules.ParameterPrefix+"pv/name"] = p.VolumeName
 	}
 	request := &csi.CreateVolumeRequest{Name: p.VolumeName, Parameters: parameters, CapacityRange: capacityRange(claim)}
+	o := operation{claim: claim, classUID: class.UID, classVersion: class.ResourceVersion, request: request}
 	if refs != nil {
 		request.VolumeContentSource, request.MutableParameters = refs.content, refs.mutable
+		o.source, o.sourceBytes = refs.source, refs.sourceBytes
 	}
 	if request.VolumeCapabilities, err = d.capabilities(p); err != nil {
-		return nil, p, err
+		return o, err
 	}
 	if d.topology {
 		if request.AccessibilityRequirements, err = require(); err != nil {
-			return nil, p, err
+			return o, err
 		}
 	}
 	p.Secrets, err = volumerules.ResolveSecrets(class.Parameters, volumerules.SecretScope{
@@ -128,7 +123,8 @@ func (d driver) prepare(
 	if err == nil {
 		err = p.Secrets.Permitted(d.SecretNamespaces)
 	}
-	return request, p, err
+	o.plan = p
+	return o, err
 }
 
 // requirementFor returns a function that computes the topology requirement of a claim from the nodes in known.
@@ -153,13 +149,13 @@ func (d driver) checkSupported(claim *corev1.PersistentVolumeClaim) error {
 		return fmt.Errorf("driver %q does not support %s: it does not report %s", d.name, feature, capability)
 	}
 	switch {
-	case !d.controllerService || !d.createsVolumes:
+	case !d.caps.CreateDeleteVolume:
 		return lacks("dynamic provisioning", "CONTROLLER_SERVICE and CREATE_DELETE_VOLUME")
-	case source != nil && source.Kind == kube.KindSnapshot && !d.restores:
+	case source != nil && source.Kind == kube.KindSnapshot && !d.caps.CreateDeleteSnapshot:
 		return lacks(fmt.Sprintf("restoring snapshots (data source %s)", source), "CREATE_DELETE_SNAPSHOT")
-	case source != nil && source.Kind == kube.KindClaim && !d.clones:
+	case source != nil && source.Kind == kube.KindClaim && !d.caps.CloneVolume:
 		return lacks(fmt.Sprintf("cloning volumes (data source %s)", source), "CLONE_VOLUME")
-	case d.attributesClass(claim) != "" && !d.modifies:
+	case d.attributesClass(claim) != "" && !d.caps.ModifyVolume:
 		return lacks(fmt.Sprintf("VolumeAttributesClass %q", d.attributesClass(claim)), "MODIFY_VOLUME")
 	}
 	return checkSpec(claim)
@@ -235,12 +231,12 @@ func (d driver) capabilities(p plan) ([]*csi.VolumeCapability, error) {
 func (d driver) accessMode(m corev1.PersistentVolumeAccessMode) (csi.VolumeCapability_AccessMode_Mode, error) {
 	switch m {
 	case corev1.ReadWriteOnce:
-		if d.singleNodeMultiWriter {
+		if d.caps.SingleNodeMultiWriter {
 			return csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, nil
 		}
 		return csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, nil
 	case corev1.ReadWriteOncePod:
-		if d.singleNodeMultiWriter {
+		if d.caps.SingleNodeMultiWriter {
 			return csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, nil
 		}
 		return csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, nil

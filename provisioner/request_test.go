@@ -127,7 +127,7 @@ func TestPrepare(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := testDriver(tt.driver)
 			claim, class := testClaim(tt.claim), testClass(tt.class)
-			request, p, err := d.prepare(claim, class, "", nil, d.requirementFor(claim, class, "", topology.NewAggregate()))
+			o, err := d.prepare(claim, class, "", nil, d.requirementFor(claim, class, "", topology.NewAggregate()))
 			if refused := d.check(claim, class); refused != nil {
 				err = refused
 			}
@@ -137,8 +137,8 @@ func TestPrepare(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || !tt.check(request, p) {
-				t.Errorf("%v: %v, %+v", err, request, p)
+			if err != nil || !tt.check(o.request, o.plan) {
+				t.Errorf("%v: %v, %+v", err, o.request, o.plan)
 			}
 		})
 	}
@@ -157,7 +157,8 @@ func TestAccessModes(t *testing.T) {
 		corev1.ReadWriteMany: {writers, writers},
 	} {
 		for i, has := range []bool{false, true} {
-			if got, err := testDriver(func(d *driver) { d.singleNodeMultiWriter = has }).accessMode(mode); err != nil || got != want[i] {
+			d := testDriver(func(d *driver) { d.caps.SingleNodeMultiWriter = has })
+			if got, err := d.accessMode(mode); err != nil || got != want[i] {
 				t.Errorf("%s, SINGLE_NODE_MULTI_WRITER %t: %v, %v", mode, has, got, err)
 			}
 		}
@@ -246,10 +247,11 @@ func FuzzPrepare(f *testing.F) {
 		}
 		known := world([]string{"zone"}, map[string]string{"zone": zone}, map[string]string{"zone": "a"}, map[string]string{"zone": "b"})
 		refs := &resolvedRefs{mutable: map[string]string{key: value}}
-		request, p, err := d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
+		o, err := d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
 		if err != nil {
 			return
 		}
+		request, p := o.request, o.plan
 		if request.GetName() != "pvc-"+uid || p.VolumeName != request.GetName() || p.SelectedNode != node {
 			t.Errorf("name %q, %+v", request.GetName(), p)
 		}
@@ -265,9 +267,9 @@ func FuzzPrepare(f *testing.F) {
 		if d.topology != (len(preferred) > 0) || selected && d.topology && preferred[0].GetSegments()["zone"] != zone {
 			t.Errorf("topology %t, node selected %t: %v", d.topology, selected, preferred)
 		}
-		again, _, err := d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
-		if err != nil || !proto.Equal(request, again) {
-			t.Errorf("%v, then %v, %v", request, again, err)
+		again, err := d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
+		if err != nil || !proto.Equal(request, again.request) {
+			t.Errorf("%v, then %v, %v", request, again.request, err)
 		}
 	})
 }
@@ -281,18 +283,15 @@ func TestVolumeOf(t *testing.T) {
 	class := testClass(func(c *storagev1.StorageClass) {
 		c.ReclaimPolicy, c.MountOptions = ptr.To(corev1.PersistentVolumeReclaimDelete), []string{"noatime"}
 	})
-	request, p, err := d.prepare(claim, class, "", nil, func() (*csi.TopologyRequirement, error) { return nil, nil })
+	o, err := d.prepare(claim, class, "", nil, func() (*csi.TopologyRequirement, error) { return nil, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Secrets = volumerules.Secrets{Provisioner: secret, ControllerPublish: secret, NodeStage: secret, NodePublish: secret,
+	o.plan.Secrets = volumerules.Secrets{Provisioner: secret, ControllerPublish: secret, NodeStage: secret, NodePublish: secret,
 		ControllerExpand: secret, NodeExpand: secret, ControllerModify: secret}
-	pv, err := d.volumeOf(claim, request, p, &csi.Volume{VolumeId: "vol-1", CapacityBytes: 5905580032,
+	pv := d.volumeOf(o, &csi.Volume{VolumeId: "vol-1", CapacityBytes: 5905580032,
 		VolumeContext:      map[string]string{"a": "b"},
 		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "z1"}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	wantAnnotations := map[string]string{
 		storagehelpers.AnnDynamicallyProvisioned: "drv.example.com", volumerules.AnnDeletionSecretName: "s",
 		volumerules.AnnDeletionSecretNamespace: "n", annModifySecretName: "s", annModifySecretNamespace: "n",
@@ -323,10 +322,8 @@ func TestVolumeOf(t *testing.T) {
 		}
 	}
 
-	p.Secrets, p.ReclaimPolicy = volumerules.Secrets{}, ptr.To(corev1.PersistentVolumeReclaimRetain)
-	if pv, err = d.volumeOf(claim, request, p, &csi.Volume{VolumeId: "vol-1"}); err != nil {
-		t.Fatal(err)
-	}
+	o.plan.Secrets, o.plan.ReclaimPolicy = volumerules.Secrets{}, ptr.To(corev1.PersistentVolumeReclaimRetain)
+	pv = d.volumeOf(o, &csi.Volume{VolumeId: "vol-1"})
 	capacity = pv.Spec.Capacity[corev1.ResourceStorage]
 	empty, isThere := pv.Annotations[volumerules.AnnDeletionSecretName]
 	if pv.Finalizers != nil || capacity.Value() != 1_500_000_000 || empty != "" || !isThere || len(pv.Annotations) != 3 ||
@@ -360,13 +357,14 @@ func TestCheckVolume(t *testing.T) {
 		"content not asked":  {nil, &csi.Volume{VolumeId: "v", CapacityBytes: 10, ContentSource: source}, nil},
 	} {
 		request := &csi.CreateVolumeRequest{CapacityRange: &csi.CapacityRange{RequiredBytes: 10}, VolumeContentSource: tt.source}
-		if err := checkVolume(request, 0, tt.volume); !errors.Is(err, tt.want) {
+		if err := checkVolume(operation{request: request}, tt.volume); !errors.Is(err, tt.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	request := &csi.CreateVolumeRequest{CapacityRange: &csi.CapacityRange{RequiredBytes: 10}}
 	for size, want := range map[int64]error{0: errUnusable, 10: nil, 19: nil, 20: errUnusable, 21: errUnusable} {
-		if err := checkVolume(request, 20, &csi.Volume{VolumeId: "v", CapacityBytes: size}); !errors.Is(err, want) {
+		o := operation{request: request, sourceBytes: 20}
+		if err := checkVolume(o, &csi.Volume{VolumeId: "v", CapacityBytes: size}); !errors.Is(err, want) {
 			t.Errorf("%d bytes of a source with 20: %v", size, err)
 		}
 	}

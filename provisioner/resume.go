@@ -12,7 +12,6 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,43 +27,41 @@ import (
 // outcome. It applies to a claim that is being deleted, too.
 func (d driver) decideResume(s claimState) step {
 	class := storagehelpers.GetPersistentVolumeClaimClass(s.claim)
-	cannot := func(reason string, cause error, fix string) step {
-		return step{action: doFail, reason: reason, err: cannotRetry(d.volumeName(s.claim.UID), cause, fix)}
+	cannot := func(a action, reason string, cause error, fix string) step {
+		return step{action: a, reason: reason, err: cannotRetry(d.volumeName(s.claim.UID), cause, fix)}
 	}
 	switch {
 	case d.NodeDeployment && recordedWithoutNode(s.claim):
-		st := cannot("RecordWithoutNode", errors.New("the request was sent for no node, and each instance repeats those for its own"),
-			"Run the provisioner without --node-deployment until it is resolved")
-		st.action = doReport // by each instance: with retries, hundreds of nodes would send too many events
-		return st
+		// Each instance reports it: with retries, hundreds of nodes would send too many events.
+		cause := errors.New("the request was sent for no node, and each instance repeats those for its own")
+		return cannot(doReport, "RecordWithoutNode", cause, "Run the provisioner without --node-deployment until it is resolved")
 	case !d.isForThisNode(s.claim):
 		return step{action: doForget, reason: "OfAnotherNode"}
 	case s.class == nil || !d.is(s.class.Provisioner): // the request of a class of another driver would differ
 		err := fmt.Errorf("StorageClass %q was deleted or belongs to another driver", class)
-		return cannot("ClassDeleted", err, "Recreate the StorageClass")
+		return cannot(doFail, "ClassDeleted", err, "Recreate the StorageClass")
 	case kube.WaitsForFirstConsumer(s.class) && nodeOf(s.claim) == "":
 		cause, fix := "no node is selected", "Create a pod that uses this PVC"
 		if hasRecord(s.claim) {
 			cause, fix = "its record names no node", "Recreate the StorageClass with the volumeBindingMode that it had"
 		}
-		st := cannot("NoNode", fmt.Errorf("%s, and StorageClass %q has volumeBindingMode WaitForFirstConsumer", cause, class), fix)
-		st.action = doReport // the claim waits for a node
-		return st
+		err := fmt.Errorf("%s, and StorageClass %q has volumeBindingMode WaitForFirstConsumer", cause, class)
+		return cannot(doReport, "NoNode", err, fix) // the claim waits for a node
 	case d.needsRefs(s.claim) && s.refs == nil:
 		return step{action: doReadReferences, reason: "RecordFound"}
 	case s.refs != nil && isReadError(s.refs.err):
 		return step{action: doFail, reason: "CannotRead", err: s.refs.err}
 	case s.refs != nil && s.refs.err != nil:
-		return cannot("SourceDeleted", s.refs.err, "Recreate the data source, its ReferenceGrant or the VolumeAttributesClass")
+		return cannot(doFail, "SourceDeleted", s.refs.err, "Recreate the data source, its ReferenceGrant or the VolumeAttributesClass")
 	}
 	next, err := d.resume(s.claim, s.class, s.refs, s.known)
 	switch {
 	case errors.Is(err, errRequestChanged):
-		return cannot("RequestChanged", err, "Restore the StorageClass, the annotation, the referenced object or the flag")
+		return cannot(doFail, "RequestChanged", err, "Restore the StorageClass, the annotation, the referenced object or the flag")
 	case err != nil:
-		return cannot("CannotResume", err, "Restore the annotation, or the objects that this PVC names")
+		return cannot(doFail, "CannotResume", err, "Restore the annotation, or the objects that this PVC names")
 	}
-	return d.begin(s, true, "RecordFound", next)
+	return s.begin(intent.Resume, "RecordFound", next)
 }
 
 // isOfOtherDriver reports whether the claim has the record of another driver.
@@ -83,19 +80,6 @@ func (d driver) decideOtherDriver(s claimState) step {
 
 // recordedFor returns the driver of the record on the claim: that of this process if the record cannot be read.
 func (d driver) recordedFor(s claimState) string { return cmp.Or(kube.RecordedDriver(s.claim), d.name) }
-
-// takeUp returns the change that takes up the request of a step. Its record gets a new ID. The finalizer alone, which an earlier
-// process or a user has left, has none.
-func (l *claimLoop) takeUp(st step) change {
-	event := intent.Plan
-	if st.resumes {
-		event = intent.Resume
-	}
-	if st.resumes && st.next.resumed == nil {
-		return begin(event, "", st.next)
-	}
-	return begin(event, fmt.Sprintf("%s-%d", l.c.driver.identity, l.c.requests.Add(1)), st.next)
-}
 
 // isReadError reports whether err means that an object could not be read, rather than that it does not exist or cannot be used.
 func isReadError(err error) bool {
@@ -123,7 +107,6 @@ var errRequestChanged = errors.New("CreateVolume request has changed")
 func (d driver) resume(
 	claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, refs *resolvedRefs, known *topology.Aggregate,
 ) (o operation, err error) {
-	o = operation{claim: claim, classUID: class.UID, classVersion: class.ResourceVersion}
 	if class, err = d.translated(class); err != nil {
 		return o, err
 	}
@@ -134,15 +117,10 @@ func (d driver) resume(
 	if err != nil {
 		return o, err
 	}
-	if refs != nil {
-		o.source, o.sourceBytes = refs.source, refs.sourceBytes
-	}
 	if record == nil { // the best that is known is what would be requested now
 		node := selectedNode(claim)
-		o.request, o.plan, err = d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
-		return o, err
+		return d.prepare(claim, class, node, refs, d.requirementFor(claim, class, node, known))
 	}
-	o.resumed = &record.ID
 	resuming.Lock()
 	defer resuming.Unlock()
 	var topology *csi.TopologyRequirement
@@ -159,34 +137,30 @@ func (d driver) resume(
 			strict: d.StrictTopology, allowed: class.AllowedTopologies, node: record.SelectedNode,
 		}.check(topology, known)
 	}
-	hash, err := d.prepareRecorded(&o, class, record, refs, recorded)
-	if err == nil && hash != record.Request && d.singleNodeMultiWriter { // an earlier version of the driver may lack the capability
-		before := d
-		before.singleNodeMultiWriter = false
-		hash, err = before.prepareRecorded(&o, class, record, refs, recorded)
+	hash := ""
+	prepare := func(d driver) {
+		if o, err = d.prepare(claim, class, record.SelectedNode, refs, recorded); err == nil {
+			hash, err = fingerprint(o.request, record.Recompute)
+		}
 	}
+	prepare(d)
+	if err == nil && hash != record.Request && d.caps.SingleNodeMultiWriter { // an earlier version of the driver may lack the capability
+		before := d
+		before.caps.SingleNodeMultiWriter = false
+		prepare(before)
+	}
+	o.resumed = record.ID
 	secret := ptr.Deref(o.plan.Secrets.Provisioner, corev1.SecretReference{})
 	switch {
 	case err != nil:
 	case hash != record.Request:
 		err = fmt.Errorf("%w: StorageClass %q, an object that this PVC references, or a flag of the provisioner has changed",
 			errRequestChanged, class.Name)
-	case record.Secret != nil && *record.Secret != secret:
+	case record.Secret != secret:
 		err = fmt.Errorf("%w: its secret was %s, and StorageClass %q or an annotation of this PVC now names %s",
-			errRequestChanged, secretName(*record.Secret), class.Name, secretName(secret))
+			errRequestChanged, secretName(record.Secret), class.Name, secretName(secret))
 	}
 	return o, err
-}
-
-// prepareRecorded prepares the request of o and returns its hash.
-func (d driver) prepareRecorded(o *operation, class *storagev1.StorageClass, record *requestRecord, refs *resolvedRefs,
-
-	topology func() (*csi.TopologyRequirement, error),
-) (hash string, err error) {
-	if o.request, o.plan, err = d.prepare(o.claim, class, record.SelectedNode, refs, topology); err != nil {
-		return "", err
-	}
-	return fingerprint(o.request, record.Recompute)
 }
 
 // check returns an error if a request with r cannot have the topology t. A node that was deleted since, or on which the driver is
@@ -198,10 +172,6 @@ func (r topologyRequest) check(t *csi.TopologyRequirement, known *topology.Aggre
 		return fmt.Errorf("%w: it has no topology, and the StorageClass has allowedTopologies", errRequestChanged)
 	case t == nil:
 		return nil
-	case len(t.GetRequisite()) == 0:
-		return errors.New("the recorded topology has no segment")
-	case !isRotation(t.GetRequisite(), t.GetPreferred()):
-		return errors.New("the preferred segments of the recorded topology are not the requisite ones, rotated")
 	}
 	keys := known.AllKeys()
 	anyKey := len(keys) == 0
@@ -240,24 +210,6 @@ func (r topologyRequest) checkNode(t *csi.TopologyRequirement, known *topology.A
 		return fmt.Errorf("%w: with --strict-topology, only the segment %q of node %q is requested", errRequestChanged, selected, r.node)
 	}
 	return nil
-}
-
-// isRotation reports whether preferred has the segments of requisite in the same cyclic order.
-func isRotation(requisite, preferred []*csi.Topology) bool {
-	if len(preferred) == 0 {
-		return false
-	}
-	equal := func(a, b *csi.Topology) bool { return proto.Equal(a, b) }
-	first := slices.IndexFunc(requisite, func(s *csi.Topology) bool { return equal(s, preferred[0]) })
-	return first >= 0 && slices.EqualFunc(slices.Concat(requisite[first:], requisite[:first]), preferred, equal)
-}
-
-// isReplaced reports whether the request is to be prepared again from a class that was recreated. Otherwise neither the state of the
-// claim nor its deletion changes a request that was sent. The record on a protected claim is that of the first request, which must not
-// be replaced.
-func (d driver) isReplaced(s claimState) bool {
-	return d.ProvisioningProtection == ProtectionOff && s.call.State.Unanswered() && s.failure == nil && s.classRecreated() &&
-		!isProtected(s.claim)
 }
 
 // classRecreated reports whether the class of the claim is another object than the one the request was prepared from.

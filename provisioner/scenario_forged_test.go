@@ -51,10 +51,10 @@ func (f *fixture) forge(claim *corev1.PersistentVolumeClaim, class *storagev1.St
 			_, err := record.pack(t)
 			f.Must(err)
 		}
-		request, _, err := f.c.driver.prepare(claim, class, forged.node, &resolvedRefs{content: forged.content},
+		o, err := f.c.driver.prepare(claim, class, forged.node, &resolvedRefs{content: forged.content},
 			func() (*csi.TopologyRequirement, error) { return t, nil })
 		f.Must(err)
-		record.Request, err = fingerprint(request, false)
+		record.Request, err = fingerprint(o.request, false)
 		f.Must(err)
 		data, err := json.Marshal(record)
 		f.Must(err)
@@ -124,9 +124,9 @@ func provisionerScenarioForged(t *testing.T) {
 			"one_of_two": {class: in1, record: &forgery{node: "gone", topology: true, requisite: list(z1, z2), preferred: list(z1, z2)},
 				parts: []string{"allowedTopologies"}},
 			"preferred_only": {class: in1, record: &forgery{node: "gone", topology: true, requisite: list(z1), preferred: list(z2)},
-				parts: []string{"preferred"}},
+				parts: []string{"none with index -1"}},
 			"no_topology": {class: in1, record: &forgery{node: "gone"}, parts: []string{"allowedTopologies"}},
-			"empty":       {class: late, record: &forgery{node: "gone", topology: true}, parts: []string{"no segment"}},
+			"empty":       {class: late, record: &forgery{node: "gone", topology: true}, parts: []string{"0 segments"}},
 			"other_node": {class: both, record: &forgery{
 				node: f.nodeName(0), topology: true, requisite: list(z1, z2), preferred: list(z2, z1),
 			}, parts: []string{f.nodeName(0), "preferred"}},

@@ -1424,7 +1424,7 @@ func (f *fixture) attach(pv *corev1.PersistentVolume, state string) {
 		err = attachments.Delete(f.Context(), va.Name, metav1.DeleteOptions{})
 	}
 	f.Must(err)
-	if f.c.driver.publishes {
+	if f.c.driver.caps.PublishUnpublishVolume {
 		kubetest.Eventually(f.T, "the attachment is in the cache", func(context.Context) error {
 			if len(f.c.attachments.ByIndex(kube.ByVolume, pv.Name)) != 1 {
 				return errors.New("it is not")

@@ -6,7 +6,6 @@ package provisioner
 import (
 	"context"
 	"fmt"
-	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
@@ -27,9 +26,6 @@ func (l *claimLoop) readSecrets(ctx context.Context, c call, r *reads) (change, 
 	o := c.Payload
 	values, err := kube.ReadSecret(ctx, l.c.deps.Client, o.plan.Secrets.Provisioner)
 	switch {
-	case err == nil && o.request.Secrets != nil && maps.Equal(values, o.request.Secrets):
-		r.freshSecrets = true
-		return change{}, nil
 	case err == nil:
 		r.freshSecrets = true
 		return secretsRead(o.request, values), nil
@@ -38,16 +34,14 @@ func (l *claimLoop) readSecrets(ctx context.Context, c call, r *reads) (change, 
 		klog.FromContext(ctx).Error(err, "Reading the secret again failed, retrying with the previous values",
 			"secret", klog.KRef(o.plan.Secrets.Provisioner.Namespace, o.plan.Secrets.Provisioner.Name), "stage", stageOf(c))
 		return change{}, nil
-	case c.State != intent.Planned:
-		if kube.IsNotFound(err) {
-			err = cannotRetry(o.plan.VolumeName, err, "Recreate the secret")
-		}
-		l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
-		return change{}, err
+	case c.State != intent.Planned && kube.IsNotFound(err):
+		err = cannotRetry(o.plan.VolumeName, err, "Recreate the secret")
 	}
-	// The request is prepared again once the secret or the class is fixed.
 	l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
-	return noVolume(nil), err
+	if c.State == intent.Planned { // the request is prepared again once the secret or the class is fixed
+		return noVolume(nil), err
+	}
+	return change{}, err
 }
 
 func secretName(ref corev1.SecretReference) string {

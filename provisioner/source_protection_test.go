@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -76,7 +77,9 @@ func (h *webhook) loop(t *testing.T) *claimLoop {
 		cfg:     Config{RetryIntervalStart: time.Second},
 	}
 	ops := newOperations()
-	ops.copies[testSnapshot] = 1
+	if _, _, err := ops.Apply(claimKey{UID: "other"}, begin(intent.Plan, "a", operation{source: &testSnapshot})); err != nil {
+		t.Fatal(err)
+	}
 	claims := kube.NewTermCache(kube.NewInformers(nil, nil, "d").Claims())
 	p := &sourceProtector{c: c, claims: claims, ops: ops}
 	beginsAt(t, claims, "1")
@@ -98,8 +101,8 @@ func beginsAt(t *testing.T, claims *kube.TermCache[*corev1.PersistentVolumeClaim
 func (l *claimLoop) protectSnapshot(ctx context.Context) (change, error) {
 	r := reads{refs: &resolvedRefs{uid: "u"}}
 	defer r.release()
-	next := step{next: operation{source: &testSnapshot}}
-	return l.protectSource(ctx, claimState{claim: testClaim(nil), reads: r}, next, &r)
+	next := step{event: intent.Plan, next: operation{source: &testSnapshot}}
+	return l.takeUp(ctx, claimState{claim: testClaim(nil), reads: r}, next, &r)
 }
 
 // TestClonesShareTheProtectionOfTheirSource: when the PATCH of a source hangs, the workers of its clones wait for one request
@@ -208,7 +211,8 @@ func TestUpdatedSource(t *testing.T) {
 		want               int
 	}{{false, false, 1}, {false, true, 1}, {true, false, 0}, {true, true, 1}} {
 		cfg := Config{NodeDeployment: tt.distributed, SnapshotOrphanSweepInterval: time.Hour}
-		c := &Controller{cfg: cfg, deps: Deps{Queues: workloop.NewMetrics(prometheus.NewRegistry())}, driver: driver{restores: true}}
+		c := &Controller{cfg: cfg, deps: Deps{Queues: workloop.NewMetrics(prometheus.NewRegistry())}}
+		c.driver.caps.CreateDeleteSnapshot = true
 		p := newSourceProtector(c, nil, nil, newOperations())
 		defer p.stop()
 		p.snapshotChanged(&metav1.PartialObjectMetadata{ObjectMeta: source}, tt.added)

@@ -52,8 +52,8 @@ func size(s string) func(*corev1.PersistentVolumeClaim) {
 func TestDecideCopy(t *testing.T) {
 	source := &volumerules.Source{Kind: kube.KindClaim, Namespace: "ns", Name: "c"}
 	ofClaim := from(nil, "PersistentVolumeClaim", "c")
-	copying := func(d *driver) { d.clones = true }
-	onNode := func(d *driver) { d.clones, d.NodeDeployment, d.NodeName = true, true, "n" }
+	copying := func(d *driver) { d.caps.CloneVolume = true }
+	onNode := func(d *driver) { d.caps.CloneVolume, d.NodeDeployment, d.NodeName = true, true, "n" }
 	tests := map[string]struct {
 		driver func(*driver)
 		claim  *corev1.PersistentVolumeClaim
@@ -66,14 +66,14 @@ func TestDecideCopy(t *testing.T) {
 		"not to be had": {
 			copying, testClaim(ofClaim), &resolvedRefs{source: source, err: errors.New("no")}, false, doFail, "CannotRequest",
 		},
-		"read": {copying, testClaim(ofClaim), &resolvedRefs{source: source}, false, doProtectSource, "Wanted"},
+		"read": {copying, testClaim(ofClaim), &resolvedRefs{source: source}, false, doBegin, "Wanted"},
 		"recorded": {
 			copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), nil, false, doReadReferences,
 			"RecordFound",
 		},
 		"recorded and read": {
 			copying, testClaim(func(c *corev1.PersistentVolumeClaim) { ofClaim(c); protected(c) }), &resolvedRefs{source: source}, false,
-			doProtectSource, "RecordFound",
+			doBegin, "RecordFound",
 		},
 		"asked for":           {copying, testClaim(ofClaim), nil, true, doCreateVolume, "Planned"},
 		"asked for on a node": {onNode, testClaim(ofClaim), nil, true, doProtect, "Planned"},
@@ -95,7 +95,7 @@ func TestDecideCopy(t *testing.T) {
 			if got.action != tt.want || got.reason != tt.reason {
 				t.Errorf("got %v because %s (%v), want %v because %s", got.action, got.reason, got.err, tt.want, tt.reason)
 			}
-			if got.action == doProtectSource && got.next.source != source {
+			if got.action == doBegin && got.next.source != source {
 				t.Errorf("operation %+v", got.next)
 			}
 		})
@@ -134,7 +134,7 @@ func TestSourceUnlockedAfterPanic(t *testing.T) {
 			}
 		}()
 		defer r.release()
-		_, _ = a.protectSource(t.Context(), claimState{reads: reads{refs: &resolvedRefs{}}}, step{next: operation{source: source}}, &r)
+		_, _ = a.takeUp(t.Context(), claimState{reads: reads{refs: &resolvedRefs{}}}, step{next: operation{source: source}}, &r)
 	}()
 	if _, ok := a.sources.locks.TryExclusive(*source); !ok {
 		t.Error("the source is still locked")

@@ -94,7 +94,7 @@ func addFinalizer[T metav1.Object](ctx context.Context, w kube.Writer[T], name s
 
 // inUse reports whether a claim waits for a copy of a source, or an operation makes one.
 func (p *sourceProtector) inUse(key volumerules.Source) bool {
-	if p.ops.copying(key) > 0 {
+	if p.ops.copies(key) {
 		return true
 	}
 	for _, claim := range p.c.claims.ByIndex(kube.ByDependency, key.DependencyKey()) {
@@ -232,7 +232,7 @@ func (p *sourceProtector) run(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { p.cloneQueue.Run(ctx, p.c.cfg.CloningProtectionThreads) })
 	wg.Go(func() { p.snapshotQueue.Run(ctx, p.c.cfg.CloningProtectionThreads) })
 	if p.sweeps() {
-		wg.Go(func() { p.sweep(ctx) })
+		wg.Go(func() { workloop.Every(ctx, p.c.cfg.SnapshotOrphanSweepInterval, p.sweep) })
 	}
 }
 
@@ -243,24 +243,15 @@ func (p *sourceProtector) stop() {
 }
 
 func (p *sourceProtector) sweeps() bool {
-	return p.c.driver.restores && p.c.cfg.SnapshotOrphanSweepInterval > 0
+	return p.c.driver.caps.CreateDeleteSnapshot && p.c.cfg.SnapshotOrphanSweepInterval > 0
 }
 
-// sweep enqueues, at once and then periodically, the snapshots that still have the
-// finalizer of a process that exited before it removed it.
-func (p *sourceProtector) sweep(ctx context.Context) {
-	tick := time.NewTicker(p.c.cfg.SnapshotOrphanSweepInterval)
-	defer tick.Stop()
-	for {
-		if snapshots, _, _ := p.snapshots.Get(); snapshots != nil {
-			for _, s := range snapshots.List() {
-				p.snapshotChanged(s, true)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
+// sweep enqueues the snapshots that still have the finalizer of a process that exited before it removed it. The first list of the watch
+// has done so, too.
+func (p *sourceProtector) sweep() {
+	if snapshots, _, _ := p.snapshots.Get(); snapshots != nil {
+		for _, s := range snapshots.List() {
+			p.snapshotChanged(s, true)
 		}
 	}
 }
@@ -284,7 +275,8 @@ func (p *sourceProtector) mayRelease(added bool) bool { return added || !p.c.cfg
 // enqueueSourceOf enqueues the source of a claim that does not wait for a copy any more.
 func (p *sourceProtector) enqueueSourceOf(claim *corev1.PersistentVolumeClaim) {
 	source := dataSourceOf(claim)
-	if source != nil && source.Kind == kube.KindSnapshot && (!p.c.driver.restores || !kube.ClaimHandledBy(p.c.driver.name, claim)) {
+	d := p.c.driver
+	if source != nil && source.Kind == kube.KindSnapshot && (!d.caps.CreateDeleteSnapshot || !kube.ClaimHandledBy(d.name, claim)) {
 		return // likely another driver's, or never restored; skip the live GET, the periodic sweep catches the rest
 	}
 	p.enqueue(source)

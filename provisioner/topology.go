@@ -87,12 +87,10 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 			return nil, err
 		}
 	}
-	containsSelected := func(s topology.Segment) bool { return s.SubsetOf(selected) }
-	allowed, err := flatten(r.allowed)
+	requisite, err := flatten(r.allowed)
 	if err != nil {
 		return nil, err
 	}
-	requisite := allowed
 	switch {
 	case r.node != "" && r.strict:
 		if len(r.allowed) > 0 && !admits(r.allowed, selected.Labels()) {
@@ -102,11 +100,9 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 	case len(r.allowed) > 0:
 	case r.node == "" && !r.immediate:
 		return nil, nil
+	case r.node != "":
+		requisite = known.Segments(keys)
 	default:
-		if r.node != "" {
-			requisite = known.Segments(keys)
-			break
-		}
 		requisite = known.AllSegments()
 		if len(requisite) == 0 {
 			return nil, noSegments(known.Missing())
@@ -122,7 +118,7 @@ func requirement(r topologyRequest, known *topology.Aggregate) (*csi.TopologyReq
 	case r.node == "":
 		first = spread(r.claim, len(requisite))
 	case !r.strict:
-		first = slices.IndexFunc(requisite, containsSelected)
+		first = slices.IndexFunc(requisite, func(s topology.Segment) bool { return s.SubsetOf(selected) })
 		if first < 0 {
 			return nil, fmt.Errorf("%w: node %q is in none of the allowed topologies %v", errTopology, r.node, requisite)
 		}
@@ -204,19 +200,14 @@ func spread(claim string, n int) int {
 	return int((h.Sum32() + index) % uint32(n))
 }
 
-// affinityOf returns the node affinity of the PersistentVolume of v, or nil without topology.
-func affinityOf(v *csi.Volume, topology bool) *corev1.VolumeNodeAffinity {
-	if !topology {
+// affinityOf returns the node affinity of the PersistentVolume of v, or nil without topology or if the volume is accessible
+// everywhere. It ignores topologies without labels.
+func (d driver) affinityOf(v *csi.Volume) *corev1.VolumeNodeAffinity {
+	if !d.topology {
 		return nil
 	}
-	return affinity(v.GetAccessibleTopology())
-}
-
-// affinity returns the node affinity of a PersistentVolume, or nil if the volume is accessible
-// everywhere. It ignores topologies without labels.
-func affinity(accessible []*csi.Topology) *corev1.VolumeNodeAffinity {
 	var terms []corev1.NodeSelectorTerm
-	for _, t := range accessible {
+	for _, t := range v.GetAccessibleTopology() {
 		var term corev1.NodeSelectorTerm
 		for _, k := range slices.Sorted(maps.Keys(t.GetSegments())) {
 			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{

@@ -238,10 +238,13 @@ func TestSpread(t *testing.T) {
 }
 
 func TestAffinity(t *testing.T) {
-	if got := affinity([]*csi.Topology{{}, nil}); got != nil {
+	d := testDriver(func(d *driver) { d.topology = true })
+	if got := d.affinityOf(&csi.Volume{AccessibleTopology: []*csi.Topology{{}, nil}}); got != nil {
 		t.Errorf("topologies without segments: %v", got)
 	}
-	got := affinity([]*csi.Topology{{Segments: map[string]string{"b": "2", "a": "1"}}, {}, {Segments: map[string]string{"a": "3"}}})
+	got := d.affinityOf(&csi.Volume{AccessibleTopology: []*csi.Topology{
+		{Segments: map[string]string{"b": "2", "a": "1"}}, {}, {Segments: map[string]string{"a": "3"}},
+	}})
 	want := &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
 		{
 			MatchExpressions: []corev1.NodeSelectorRequirement{

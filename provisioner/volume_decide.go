@@ -26,21 +26,16 @@ type pvState struct {
 }
 
 // volumeAction is the one next thing to do for a PersistentVolume.
-type volumeAction int
+type volumeAction string
 
 const (
-	volumeNothing volumeAction = iota
-	volumeChange               // of finalizers
-	volumeWait                 // for the end of an attachment
-	volumeFail
-	volumeDelete // DeleteVolume
-	volumeRemove // delete the PersistentVolume
+	volumeNothing volumeAction = "nothing"
+	volumeChange  volumeAction = "change finalizers" // of finalizers
+	volumeWait    volumeAction = "wait"              // for the end of an attachment
+	volumeFail    volumeAction = "fail"
+	volumeDelete  volumeAction = "delete volume"           // DeleteVolume
+	volumeRemove  volumeAction = "delete PersistentVolume" // delete the PersistentVolume
 )
-
-// String returns the name of a in logs and traces.
-func (a volumeAction) String() string {
-	return [...]string{"nothing", "change finalizers", "wait", "fail", "delete volume", "delete PersistentVolume"}[a]
-}
 
 type volumeStep struct {
 	action volumeAction
@@ -58,7 +53,7 @@ type volumeStep struct {
 func (d driver) decideVolume(s pvState) volumeStep {
 	pv := s.pv
 	if pv == nil {
-		return volumeStep{reason: "Deleted"}
+		return volumeStep{action: volumeNothing, reason: "Deleted"}
 	}
 	protection := []string{storagehelpers.PVDeletionProtectionFinalizer}
 	has, deleting := slices.Contains(pv.Finalizers, protection[0]), pv.DeletionTimestamp != nil
@@ -67,11 +62,11 @@ func (d driver) decideVolume(s pvState) volumeStep {
 		finalizers := append(protection, s.removable...)
 		return volumeStep{action: volumeChange, reason: "VolumeDeleted", change: kube.MetadataPatch{RemoveFinalizers: finalizers}}
 	case s.removal.object:
-		return volumeStep{reason: "Deleted"}
+		return volumeStep{action: volumeNothing, reason: "Deleted"}
 	case s.removal.volume && !deleting:
 		return volumeStep{action: volumeRemove, reason: "VolumeDeleted"}
 	case s.removal.volume:
-		return volumeStep{reason: "OtherFinalizers"}
+		return volumeStep{action: volumeNothing, reason: "OtherFinalizers"}
 	case !reclaims(pv) && has:
 		return volumeStep{action: volumeChange, reason: "Retained", change: kube.MetadataPatch{
 			// The cache may be stale: a volume that is to be deleted by now must keep the finalizer.
@@ -79,13 +74,13 @@ func (d driver) decideVolume(s pvState) volumeStep {
 			RemoveFinalizers: protection,
 		}}
 	case !reclaims(pv):
-		return volumeStep{reason: "Retained"}
+		return volumeStep{action: volumeNothing, reason: "Retained"}
 	case deleting && !has:
-		return volumeStep{reason: "NotOurs"}
+		return volumeStep{action: volumeNothing, reason: "NotOurs"}
 	case pv.Status.Phase == corev1.VolumeBound && !has:
 		return volumeStep{action: volumeChange, reason: "Unprotected", change: kube.MetadataPatch{AddFinalizers: protection}}
 	case pv.Status.Phase != corev1.VolumeReleased:
-		return volumeStep{reason: "InUse"}
+		return volumeStep{action: volumeNothing, reason: "InUse"}
 	}
 	return s.decideReleased(d)
 }
@@ -100,14 +95,14 @@ func (s pvState) decideReleased(d driver) volumeStep {
 	case translated.Spec.CSI == nil || translated.Spec.CSI.Driver != d.name:
 		return volumeStep{action: volumeFail, reason: "NotCSI", err: fmt.Errorf(
 			"PersistentVolume %q has no source of CSI driver %q", pv.Name, d.name)}
-	case !d.controllerService || !d.createsVolumes:
+	case !d.caps.CreateDeleteVolume:
 		return volumeStep{action: volumeFail, reason: "CannotDelete", err: fmt.Errorf(
 			"driver %q does not support deleting volumes: it does not report CONTROLLER_SERVICE and CREATE_DELETE_VOLUME", d.name)}
 	case s.user != "":
 		return volumeStep{action: volumeFail, reason: "UsedByOther", err: fmt.Errorf(
 			"volume %q is not deleted: %s names the same volume. To keep the volume, set the reclaim policy of PersistentVolume %q "+
 				"to Retain. To delete the volume, delete the other object first", translated.Spec.CSI.VolumeHandle, s.user, pv.Name)}
-	case d.publishes && len(s.attachments) > 0:
+	case d.caps.PublishUnpublishVolume && len(s.attachments) > 0:
 		va := s.attachments[0]
 		return volumeStep{action: volumeWait, reason: "Attached", err: fmt.Errorf(
 			"persistentvolume %s is still attached to node %s (VolumeAttachment %q)", pv.Name, va.Spec.NodeName, va.Name)}

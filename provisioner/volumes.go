@@ -6,7 +6,6 @@ package provisioner
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -49,18 +48,28 @@ func newVolumeLoop(c *Controller, users volumeUsers, deleted func(*corev1.Persis
 	return l
 }
 
+// groupOf returns the group of a PersistentVolume, its StorageClass, or "" if it was deleted.
+func (l *volumeLoop) groupOf(name string) string {
+	pv, ok := l.c.volumes.Get(name)
+	if !ok {
+		return ""
+	}
+	return storagehelpers.GetPersistentVolumeClass(pv)
+}
+
 // register has the events of PersistentVolumes and VolumeAttachments fill the queue.
 func (l *volumeLoop) register(registrations *kube.Registrations) {
 	registrations.Add(l.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
 		Add: l.volumeChanged, Update: l.volumeUpdated, Delete: l.volumeDeleted,
 	}))
-	if l.c.driver.publishes {
+	if l.c.driver.caps.PublishUnpublishVolume {
 		registrations.Add(l.c.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: l.attachmentDeleted}))
 	}
 }
 
+// volumeChanged does not even enqueue the many PersistentVolumes that are simply in use.
 func (l *volumeLoop) volumeChanged(pv *corev1.PersistentVolume) {
-	if isCandidate(pv) && l.c.driver.responsible(pv) { // the cheaper question first
+	if l.c.driver.decideVolume(pvState{pv: pv}).action != volumeNothing && l.c.driver.responsible(pv) {
 		l.queue.Add(pv.Name)
 	}
 }
@@ -114,14 +123,14 @@ func (l *volumeLoop) sync(ctx context.Context, name string) (time.Time, error) {
 			return time.Time{}, nil
 		}
 		step := l.c.driver.decideVolume(s)
-		log.V(2).Info("Decided", "action", step.action.String(), "reason", step.reason)
+		log.V(2).Info("Decided", "action", step.action, "reason", step.reason)
 		switch step.action {
 		case volumeNothing:
 			return time.Time{}, nil
 		case volumeWait:
 			return l.waitDetached(s, step.err), workloop.Waiting{}
 		}
-		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, "Delete", s.pv.UID), step.action.String())
+		traced, end := tracing.StartSpan(tracing.WithOperation(ctx, "Delete", s.pv.UID), string(step.action))
 		err := l.apply(traced, s, step)
 		end(err)
 		if err != nil {
@@ -133,7 +142,7 @@ func (l *volumeLoop) sync(ctx context.Context, name string) (time.Time, error) {
 
 // attachments returns the VolumeAttachments of the volume of pv that the cache has received; nil if the driver has none.
 func (l *volumeLoop) attachments(pv *corev1.PersistentVolume) (found []*storagev1.VolumeAttachment) {
-	if !l.c.driver.publishes {
+	if !l.c.driver.caps.PublishUnpublishVolume {
 		return nil
 	}
 	for _, of := range append(l.users.others(pv), pv) {
@@ -223,17 +232,4 @@ func (d driver) reaches(pv *corev1.PersistentVolume) bool {
 		pv = translated
 	}
 	return storagehelpers.CheckNodeAffinity(pv, d.segments) == nil
-}
-
-// isCandidate reports whether there may be something to do for pv. The many that are simply
-// in use are not even enqueued.
-func isCandidate(pv *corev1.PersistentVolume) bool {
-	has := slices.Contains(pv.Finalizers, storagehelpers.PVDeletionProtectionFinalizer)
-	switch {
-	case !reclaims(pv):
-		return has
-	case pv.Status.Phase == corev1.VolumeReleased:
-		return true
-	}
-	return pv.Status.Phase == corev1.VolumeBound && pv.DeletionTimestamp == nil && !has
 }
