@@ -25,16 +25,18 @@ func (l *loop) create(ctx context.Context, s state, step step) error {
 	if s.call.Payload.inherited {
 		event = intent.Resume
 	}
-	if err := l.plan(c, event, step.request); err != nil {
+	last, err := l.plan(c, event, step.request)
+	if err != nil {
 		return err
 	}
-	if !l.exists(c) { // its deletion is handled, perhaps before the call was planned
-		if !l.ledger.Get(c.UID).Payload.orphan {
+	if !l.exists(c) {
+		// The handler of its deletion decides about an earlier call of this process. It may have run before this one was planned.
+		if !last.MayHaveEffect() {
 			l.forget(ctx, keyOf(c))
 		}
 		return nil
 	}
-	err := l.send(ctx, c, s.call, step.request, s.secrets)
+	err = l.send(ctx, c, s.call, step.request, s.secrets)
 	failed, sent := errors.AsType[failedCall](err)
 	switch {
 	case !sent && !l.exists(c): // it was deleted and forgotten before the call
@@ -51,10 +53,10 @@ func (l *loop) create(ctx context.Context, s state, step step) error {
 	return l.report(ctx, c, kind, failure{creationError(c, failed.error), failed.error}, cause{})
 }
 
-// plan sets the arguments of the next CreateSnapshot of c.
-func (l *loop) plan(c *content, event intent.Event, r *createRequest) error {
-	_, _, err := l.ledger.Apply(c.UID, intent.Change[memory]{Event: event, Args: r.args(), Set: func(m *memory) { m.called = c }})
-	return err
+// plan sets the arguments of the next CreateSnapshot of c, and returns the state of the last one.
+func (l *loop) plan(c *content, event intent.Event, r *createRequest) (last intent.State, err error) {
+	last, _, err = l.ledger.Apply(c.UID, intent.Change[memory]{Event: event, Args: r.args(), Set: func(m *memory) { m.called = c }})
+	return last, err
 }
 
 // failedCall is an error of CreateSnapshot.

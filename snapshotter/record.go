@@ -148,9 +148,9 @@ func (l *loop) record(ctx context.Context, c *content, step step) error {
 		if step.again {
 			l.remember(c.UID, func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
 		} else if c.neverCalled(l.ledger.Get(c.UID)) {
-			return l.plan(c, intent.Plan, step.request)
+			_, err = l.plan(c, intent.Plan, step.request)
 		}
-		return nil
+		return err
 	case l.objects.Outdated(c, err):
 		return nil // decide again
 	case exists && apierrors.IsInvalid(err) && newest.terminating() && !c.terminating():
