@@ -241,12 +241,6 @@ func unwritten(e entry) *answer {
 	return e.Payload.checked
 }
 
-// createdAgain reports whether a repeated CreateSnapshot has returned another snapshot than that of the status of c: an earlier
-// leader had deleted that one. Both are deleted.
-func (c *content) createdAgain(e entry) bool {
-	return e.State == intent.Answered && c.known().handle != "" && e.Payload.answer.handle != c.known().handle
-}
-
 // askAgain drops a response that cannot be written. If it is that of a CreateSnapshot, the driver may also have another snapshot, for
 // which a deletion asks it again.
 func (l *loop) askAgain(uid types.UID) error {

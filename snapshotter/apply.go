@@ -34,7 +34,7 @@ func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 	case doReadSecret:
 		return l.readSecret(ctx, c, step, r)
 	case doReadContent:
-		return l.readContent(ctx, c, step, r)
+		return l.readContent(ctx, s, step, r)
 	case doReadClass:
 		return l.readNamedClass(ctx, c, step, r)
 	case doRecordRequest:
@@ -64,15 +64,19 @@ func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 		}
 		return nil
 	case doRemoveFinalizer:
-		return l.removeFinalizer(ctx, c, step)
+		return l.removeFinalizer(ctx, s, step)
 	}
 	return fmt.Errorf("action %v has no implementation", step.action)
 }
 
 // readContent reads c from the API server.
-func (l *loop) readContent(ctx context.Context, c *content, step step, r *reads) error {
-	read := election.Now()
-	_, _, err := l.objects.Refetch(ctx, l.writer, c)
+func (l *loop) readContent(ctx context.Context, s state, step step, r *reads) (err error) {
+	c, read := s.content, election.Now()
+	if s.orphan {
+		err = l.confirmOrphan(ctx, c)
+	} else {
+		_, _, err = l.objects.Refetch(ctx, l.writer, c)
+	}
 	switch {
 	case err == nil:
 		r.read = read

@@ -29,7 +29,7 @@ func (l *loop) create(ctx context.Context, s state, step step) error {
 	if err != nil {
 		return err
 	}
-	if !l.exists(c) {
+	if !s.orphan && !l.exists(c) {
 		// The handler of its deletion decides about an earlier call of this process. It may have run before this one was planned.
 		if !last.MayHaveEffect() {
 			l.forget(ctx, keyOf(c))
@@ -39,12 +39,12 @@ func (l *loop) create(ctx context.Context, s state, step step) error {
 	err = l.send(ctx, c, s.call, step.request, s.secrets)
 	failed, sent := errors.AsType[failedCall](err)
 	switch {
-	case !sent && !l.exists(c): // it was deleted and forgotten before the call
+	case !sent && !s.orphan && !l.exists(c): // it was deleted and forgotten before the call
 		return nil
 	case !sent:
 		return err
 	case c.leaving():
-		return l.repetitionFailed(ctx, c, failed)
+		return l.repetitionFailed(ctx, s, failed)
 	}
 	kind := doReportCheck
 	if c.isNew() {
@@ -55,7 +55,9 @@ func (l *loop) create(ctx context.Context, s state, step step) error {
 
 // plan sets the arguments of the next CreateSnapshot of c, and returns the state of the last one.
 func (l *loop) plan(c *content, event intent.Event, r *createRequest) (last intent.State, err error) {
-	last, _, err = l.ledger.Apply(c.UID, intent.Change[memory]{Event: event, Args: r.args(), Set: func(m *memory) { m.called = c }})
+	last, _, err = l.ledger.Apply(c.UID, intent.Change[memory]{Event: event, Args: r.args(), Set: func(m *memory) {
+		m.undoable = c.known().handle == "" || c.leaving()
+	}})
 	return last, err
 }
 
@@ -85,7 +87,7 @@ func (l *loop) send(ctx context.Context, c *content, before entry, r *createRequ
 	}
 	ended, remains := c.endedBy(before, err, r.Name)
 	failed, event := failedCall{err, ended && ctx.Err() == nil, remains}, intent.Lose
-	if failed.ended && !before.Payload.orphan { // else undo decides
+	if failed.ended {
 		event = intent.Settle
 	}
 	if err := l.happened(c.UID, event, func(m *memory) {
@@ -99,7 +101,8 @@ func (l *loop) send(ctx context.Context, c *content, before entry, r *createRequ
 }
 
 // repetitionFailed handles the error of a CreateSnapshot that was repeated for a content that is being deleted.
-func (l *loop) repetitionFailed(ctx context.Context, c *content, failed failedCall) error {
+func (l *loop) repetitionFailed(ctx context.Context, s state, failed failedCall) error {
+	c := s.content
 	switch {
 	case ctx.Err() != nil: // the term has ended
 		return failed.error
@@ -109,6 +112,8 @@ func (l *loop) repetitionFailed(ctx context.Context, c *content, failed failedCa
 	case failed.ended:
 		l.eventOnce(c, failed.remains, warning, c.deleted, failed.remains)
 		return nil
+	case s.orphan:
+		return l.report(ctx, c, doReportDeletion, deletionError(c, failed.error), cause{})
 	}
 	l.announce(c, cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, failed.error)})
 	return failed.error

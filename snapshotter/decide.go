@@ -29,6 +29,7 @@ type driver struct {
 // state is the input of [driver.decide].
 type state struct {
 	content *content // nil: deleted
+	orphan  bool     // the content is deleted: see [orphanOf]
 	class   *class   // of the content; nil: none is named, or it does not exist
 	call    entry
 	// live: this process has read or written the content at the API server in this term. The cache of a new leader may lag behind
@@ -108,8 +109,7 @@ type step struct {
 	report  action // of the reads: how an error is reported; doNothing: it is only returned
 	request *createRequest
 	answer  *answer
-	handle  string   // of doDelete
-	members []string // of doDelete: the snapshots of a group
+	deleted snapshot // of doDelete
 	change  kube.MetadataPatch
 	again   bool // of doRecordRequest: replace the record of an earlier leader
 	status  statusChange
@@ -149,7 +149,7 @@ func (d driver) rowOf(c *content, e entry) row {
 	switch {
 	case c.driver != d.name:
 		return notResponsible
-	case c.terminating() && !c.protected():
+	case c.terminating() && !c.protected() && m.orphan == nil:
 		return deletionDone
 	case c.terminating() && c.released():
 		switch {
@@ -179,8 +179,11 @@ func (d driver) rowOf(c *content, e entry) row {
 // states that no correct component produces.
 func (d driver) decide(s state) step {
 	c := s.content
-	if c == nil {
+	switch {
+	case c == nil:
 		return step{reason: "Deleted"}
+	case s.orphan && s.read.IsZero(): // also after a call, which may have taken long
+		return step{action: doReadContent, reason: "Deleted", report: doReportDeletion}
 	}
 	row := d.rowOf(c, s.call)
 	if c.terminating() && !c.released() && row > release {
@@ -267,7 +270,7 @@ func (d driver) decideCreate(s state) step {
 // decideCall returns call, a CreateSnapshot, or the step that has to be taken before it. record is that of the content.
 func (s state) decideCall(call step, p intent.Policy, record intent.Recorded) step {
 	switch intent.NextOfCall(p, s.call.State, intent.Facts{
-		Record: record, Refused: call.again && s.call.Refused, Writable: true, Wanted: true,
+		Record: record, Refused: call.again && s.call.Refused, Writable: !s.orphan, Wanted: true,
 		Ready: call.secret == nil || s.reads.secret, Stale: !s.live,
 	}) {
 	case intent.DoPrepare:

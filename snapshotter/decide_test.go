@@ -104,6 +104,12 @@ func withCall(c intent.State) func(*state) {
 
 func deleted(s *state) { s.call.State, s.call.Payload.deleted = intent.Settled, true }
 
+// orphan: the content was deleted by force.
+func orphan(s *state) {
+	noFinalizer(s)
+	s.orphan, s.call.Payload.orphan = true, s.content
+}
+
 func announced(causes ...string) func(*state) {
 	return remember(func(m *memory) { m.announced = causes })
 }
@@ -290,6 +296,15 @@ func TestDecide(t *testing.T) {
 			withCall(intent.Unknown), announced(blockedOutcome), live}, doCreate, "Indeterminate"},
 		"check indeterminate, wait ended": {changes{released, withStatus(created), set(AnnRequest), withCall(intent.Unknown),
 			announced(blockedOutcome), live}, doCreate, "Indeterminate"},
+		"content deleted":       {changes{released, orphan, withCall(intent.Unknown)}, doReadContent, "Deleted"},
+		"content deleted, read": {changes{released, orphan, withCall(intent.Unknown), live}, doCreate, "Indeterminate"},
+		"content deleted, annotation removed": {changes{released, orphan, set(AnnRequest), withCall(intent.Unknown), live}, doCreate,
+			"Indeterminate"},
+		"content deleted, answered": {changes{released, orphan, answered(answer{handle: "h"}), live}, doDelete, "Deleting"},
+		"content deleted, snapshot deleted": {changes{released, orphan, otherFinalizer, withStatus(ready), deleted, live},
+			doRemoveFinalizer, "SnapshotDeleted"},
+		"content deleted, another names the snapshot": {changes{released, orphan, withStatus(ready), withCall(intent.Unknown), live,
+			shared()}, doRemoveFinalizer, "NothingToDelete"},
 		"retained": {changes{released, retained, withStatus(ready)}, doRemoveFinalizer, "NothingToDelete"},
 		"at the driver deleted": {changes{released, withStatus(ready), deleted},
 			doRemoveFinalizer, "SnapshotDeleted"},

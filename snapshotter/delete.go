@@ -19,7 +19,7 @@ import (
 func (l *loop) readMembers(ctx context.Context, s state, step step, r *reads) (err error) {
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
-	if r.snapshots, err = l.calls.members(call, step.handle, s.secrets); err != nil {
+	if r.snapshots, err = l.calls.members(call, step.deleted.handle, s.secrets); err != nil {
 		return l.report(ctx, s.content, doReportDeletion, deletionError(s.content, err), cause{})
 	}
 	r.listed, r.read = true, election.Moment{}
@@ -34,24 +34,28 @@ func (l *loop) delete(ctx context.Context, s state, step step) error {
 	if err := election.MayCallNow(ctx, s.read); err != nil {
 		return err
 	}
-	if err := l.calls.delete(call, step.handle, step.members, s.secrets); err != nil {
+	if err := l.calls.delete(call, step.deleted, s.secrets); err != nil {
 		return l.report(ctx, c, doReportDeletion, deletionError(c, err), cause{})
 	}
-	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.handle)
-	again := c.createdAgain(s.call)
+	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.deleted.handle)
+	all := c.snapshots(s.call)
 	return l.happened(c.UID, intent.Settle, func(m *memory) {
-		if !again {
+		if len(all) == 1 {
 			m.deleted, m.blocked = true, ""
 		}
 	})
 }
 
 // removeFinalizer ends a deletion.
-func (l *loop) removeFinalizer(ctx context.Context, c *content, step step) error {
-	change := step.change
+func (l *loop) removeFinalizer(ctx context.Context, s state, step step) error {
+	c, change := s.content, step.change
 	change.RemoveFinalizers, change.RemoveAnnotations = []string{c.finalizer}, []string{c.creating}
 	if step.warning != "" {
 		l.eventOnce(c, step.warning, warning, c.deleted, step.warning)
+	}
+	if s.orphan {
+		l.ledger.Take(c.UID)
+		return nil
 	}
 	l.remember(c.UID, func(m *memory) { m.releasing = true })
 	_, err := l.objects.Patch(ctx, l.writer, c, change)

@@ -8,6 +8,7 @@ package snapshotter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -50,6 +51,11 @@ func (a action) id(err error) failureID {
 // nothing and returns err.
 func (l *loop) report(ctx context.Context, c *content, kind action, err error, waitsFor cause) error {
 	if ctx.Err() != nil {
+		return err
+	}
+	if e := l.ledger.Get(c.UID); kind == doReportDeletion && e.Payload.orphan != nil {
+		l.event(c, warning, c.deleted, fmt.Sprintf("%v (the content was deleted before it). Check the storage system for the %s %q, "+
+			"which may remain", err, c.noun, requestWith(e.Args, c.UID).Name))
 		return err
 	}
 	if kind == doReportDeletion {

@@ -22,10 +22,10 @@ type memory struct {
 	record string
 	// inherited: the state is not that of a call of this process, see [content.call].
 	inherited bool
-	// called is the content for which the last CreateSnapshot was sent, until its result is written.
-	called *content
-	// orphan: the content was deleted although that call may have an effect, which must be undone.
-	orphan bool
+	// undoable: the last CreateSnapshot was sent for a content without a snapshot, or whose deletion had begun. See [loop.mustUndo].
+	undoable bool
+	// orphan is the last state of the content, if it was deleted although that call may have an effect, which must be undone.
+	orphan *content
 	// answer is the response in the states Answered and Undoing.
 	answer *answer
 	// checked is the response to a check without CreateSnapshot that is not written to the status yet.
@@ -53,7 +53,7 @@ type memory struct {
 
 // written records that the status has answer a, and when to check a snapshot that is not ready.
 func (m *memory) written(a *answer, now time.Time, cfg Config) {
-	m.answer, m.checked, m.called = nil, nil, nil
+	m.answer, m.checked, m.undoable = nil, nil, false
 	if a.ready {
 		m.checks, m.nextCheck = 0, time.Time{}
 		return

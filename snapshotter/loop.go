@@ -80,13 +80,10 @@ func (l *loop) sync(ctx context.Context, key contentKey) (time.Time, error) {
 	for i := range maxSteps {
 		s := l.gather(key, r)
 		if s.content == nil {
-			switch {
-			case !s.call.State.MayHaveEffect():
+			if !s.call.State.MayHaveEffect() { // else the handler of its deletion decides
 				l.forget(ctx, key)
-			case s.call.Payload.orphan:
-				return time.Time{}, l.undo(ctx, key, s.call)
 			}
-			return time.Time{}, nil // else the watch delivers its deletion
+			return time.Time{}, nil
 		}
 		log := klog.FromContext(ctx).WithValues(l.kind.logKey, key.Name)
 		step := l.c.driver.decide(s)
@@ -116,7 +113,11 @@ func (l *loop) gather(key contentKey, r reads) state {
 	s := state{reads: r, now: time.Now(), call: l.ledger.Get(key.UID)}
 	c, fresh, ok := l.objects.Fresh(key.Name)
 	if !ok || c.UID != key.UID {
-		return s
+		c, fresh = orphanOf(s.call), true
+		if c == nil {
+			return s
+		}
+		s.orphan = true
 	}
 	s.content, s.live, s.class, s.call = c, fresh, r.class, c.call(s.call)
 	if class, ok := l.watches.classes.Get(c.class); ok && c.class != "" {

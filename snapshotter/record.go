@@ -61,9 +61,10 @@ func (c *content) suspected(e entry) bool { return e.Payload.inherited && c.unre
 func (c *content) indeterminate(e entry) bool { return c.known().handle == "" && e.State.Unanswered() }
 
 // forced reports whether another writer has removed the annotation of an indeterminate CreateSnapshot,
-// to end the wait for its outcome. A check has the annotation only during the wait.
+// to end the wait for its outcome. A check has the annotation only during the wait. The last write of an earlier leader to a content that
+// it has deleted removes the annotation, too.
 func (c *content) forced(e entry) bool {
-	return e.State.Unanswered() && !c.has(c.creating) && c.has(AnnRequest) &&
+	return e.Payload.orphan == nil && e.State.Unanswered() && !c.has(c.creating) && c.has(AnnRequest) &&
 		(c.known().handle == "" || slices.Contains(e.Payload.announced, blockedOutcome))
 }
 

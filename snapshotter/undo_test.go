@@ -29,7 +29,7 @@ func TestUnansweredCallIsNotForgottenForACache(t *testing.T) {
 		objects: kube.NewTermCache(contents), ledger: intent.NewLedger[types.UID, memory](nil),
 	}
 	l.queue = workloop.New(workloop.Config{}, workloop.NewMetrics(prometheus.NewRegistry()), l.sync)
-	call := intent.Change[memory]{Event: intent.Resume, Args: recordedArgs, Set: func(m *memory) { m.called = s.content }}
+	call := intent.Change[memory]{Event: intent.Resume, Args: recordedArgs, Set: func(m *memory) { m.undoable = true }}
 	if _, _, err := l.ledger.Apply(s.content.UID, call); err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func TestUnansweredCallIsNotForgottenForACache(t *testing.T) {
 		t.Error(err)
 	}
 	l.deleted(s.content)
-	if e := l.ledger.Get(s.content.UID); e.State != intent.Unknown || !e.Payload.orphan {
+	if e := l.ledger.Get(s.content.UID); e.State != intent.Unknown || e.Payload.orphan == nil {
 		t.Errorf("the call is not undone: %+v, events %q", e, events.all())
 	}
 }
