@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -89,7 +90,7 @@ func (l *loop) readContent(ctx context.Context, s state, step step, r *reads) (e
 
 // readNamedClass reads the class of c from the API server.
 func (l *loop) readNamedClass(ctx context.Context, c *content, step step, r *reads) error {
-	class, err := l.classes.get(ctx, c.class)
+	class, err := l.classes.Get(ctx, c.class, metav1.GetOptions{})
 	switch {
 	case err == nil:
 		r.class = classOf(class)
@@ -145,7 +146,7 @@ func (l *loop) check(ctx context.Context, s state) error {
 	case err != nil:
 		return l.report(ctx, s.content, doReportCheck, failure{checkError(s.content, err), err}, cause{})
 	}
-	l.remember(s.content.UID, func(m *memory) { m.checked = a })
+	l.remember(s.content.UID, func(m *memory) { m.answer = a })
 	return nil
 }
 

@@ -13,7 +13,6 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
@@ -23,7 +22,7 @@ import (
 type content struct {
 	*kind
 	*metav1.ObjectMeta
-	raw    runtime.Object // the API object, for an update; nil: from a watch
+	raw    object // the API object, for an update; nil: from a watch
 	driver string
 	policy snapshotv1.DeletionPolicy
 	class  string                 // empty: none is named
@@ -167,7 +166,7 @@ func (c *content) snapshots(e entry) (all []snapshot) {
 		}
 		all = append(all, snapshot{handle, members})
 	}
-	handle, infos, last := c.driverHandle(), c.known().snapshots, unwritten(e)
+	handle, infos, last := c.driverHandle(), c.known().snapshots, e.Payload.answer
 	switch {
 	case last != nil && last.handle == handle && len(last.snapshots) > len(infos):
 		infos = last.snapshots

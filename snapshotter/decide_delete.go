@@ -79,7 +79,7 @@ func (s state) decideDeleted() step {
 
 // decideRelease handles a content that is being deleted and has no snapshot to delete.
 func (s state) decideRelease() step {
-	c, m, last := s.content, s.call.Payload, unwritten(s.call)
+	c, m, last := s.content, s.call.Payload, s.call.Payload.answer
 	if m.deleted {
 		return s.decideDeleted()
 	}

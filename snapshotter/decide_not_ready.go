@@ -8,7 +8,7 @@ import "github.com/storage-controller/storage-controller/internal/intent"
 // decideNotReady handles a content whose snapshot is not ready.
 func (d driver) decideNotReady(s state) step {
 	c := s.content
-	last := unwritten(s.call)
+	last := s.call.Payload.answer
 	switch {
 	case last != nil:
 		return d.decideWrite(s, *last, cannotCheck)

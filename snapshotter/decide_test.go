@@ -117,11 +117,10 @@ func announced(causes ...string) func(*state) {
 // answered: CreateSnapshot, or the check of a pre-provisioned snapshot, has returned a.
 func answered(a answer) func(*state) {
 	return func(s *state) {
+		s.call.Payload.answer = &a
 		if s.content.dynamic() {
-			s.call.State, s.call.Payload.answer = intent.Answered, &a
-			return
+			s.call.State = intent.Answered
 		}
-		s.call.Payload.checked = &a
 	}
 }
 

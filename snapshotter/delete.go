@@ -40,6 +40,7 @@ func (l *loop) delete(ctx context.Context, s state, step step) error {
 	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.deleted.handle)
 	all := c.snapshots(s.call)
 	return l.happened(c.UID, intent.Settle, func(m *memory) {
+		m.answer = nil
 		if len(all) == 1 {
 			m.deleted, m.blocked = true, ""
 		}

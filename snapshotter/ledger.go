@@ -26,10 +26,8 @@ type memory struct {
 	undoable bool
 	// orphan is the last state of the content, if it was deleted although that call may have an effect, which must be undone.
 	orphan *content
-	// answer is the response in the states Answered and Undoing.
+	// answer is the response that is not written to the status yet: in the state Answered of a CreateSnapshot, else of a check without it.
 	answer *answer
-	// checked is the response to a check without CreateSnapshot that is not written to the status yet.
-	checked *answer
 	// remains says why a snapshot may exist although the call is settled: the wait for its outcome was ended. Empty: none may. A deletion
 	// ends with it as a warning.
 	remains string
@@ -53,7 +51,7 @@ type memory struct {
 
 // written records that the status has answer a, and when to check a snapshot that is not ready.
 func (m *memory) written(a *answer, now time.Time, cfg Config) {
-	m.answer, m.checked, m.undoable = nil, nil, false
+	m.answer, m.undoable = nil, false
 	if a.ready {
 		m.checks, m.nextCheck = 0, time.Time{}
 		return

@@ -48,7 +48,7 @@ type loop struct {
 func (c *Controller) runLoop(ctx context.Context, k *kind, w *watches, calls calls, running *atomic.Pointer[loop]) error {
 	api := c.clients[w.version]
 	l := &loop{
-		c: c, kind: k, watches: w, calls: calls, writer: writer{api.contents, nil}, status: writer{api.contents, []string{"status"}},
+		c: c, kind: k, watches: w, calls: calls, writer: writer{contents: api.contents}, status: writer{api.contents, true},
 		classes: api.classes, objects: kube.NewTermCache(w.contents),
 		ledger: intent.NewLedger[types.UID, memory](election.MayCall),
 	}
@@ -127,7 +127,7 @@ func (l *loop) gather(key contentKey, r reads) state {
 		s.groupReady, s.groupFound = l.c.groupReadiness(c.groupHandle())
 	}
 	handle := c.deletedHandle(s.call)
-	if isNew := unwritten(s.call) != nil && c.known().handle == ""; handle != "" && (isNew || c.terminating()) {
+	if isNew := s.call.Payload.answer != nil && c.known().handle == ""; handle != "" && (isNew || c.terminating()) {
 		s.other = l.other(c, handle)
 	}
 	return s
