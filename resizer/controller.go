@@ -64,7 +64,9 @@ type Controller struct {
 
 	claims  kube.Informer[*corev1.PersistentVolumeClaim]
 	volumes kube.Informer[*corev1.PersistentVolume]
-	users   users
+
+	users        atomic.Pointer[users] // nil: they are not watched yet
+	usersWatched sync.Once
 
 	term      atomic.Pointer[term]  // nil without the Lease
 	noClasses atomic.Pointer[error] // why VolumeAttributesClasses cannot be listed
