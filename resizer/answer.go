@@ -34,14 +34,6 @@ type answer struct {
 	volumeSaved bool
 }
 
-// unwritten returns the response that is not written to the API yet, or nil.
-func unwritten(c call) *answer {
-	if c.State == intent.Answered {
-		return c.Payload.answer
-	}
-	return c.Payload.failed
-}
-
 // outcome classifies the response to a call.
 type outcome int
 
@@ -87,11 +79,8 @@ func (a *attempt) answered(ctx context.Context, s claimState, step step, result 
 	ended := result.kind == indeterminate && (a.key.Operation == expand || ctx.Err() != nil)
 	a.remember(event, func(m *operationMemory) {
 		m.inUseError, m.waiting = status.Code(result.err) == codes.FailedPrecondition, false
-		switch {
-		case event == intent.Answer:
+		if !ended {
 			m.answer = &result
-		case !ended:
-			m.failed = &result
 		}
 	})
 	if ended {

@@ -89,7 +89,7 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool
 // scheduleRetry chooses when the operation is retried with t, which was infeasible for an earlier process.
 func (a *attempt) scheduleRetry(s claimState, t target) {
 	turn := a.t.restarted.ReserveN(s.now, 1).DelayFrom(s.now)
-	slow := slowRetry{t.key, retryAfterRestart(s.now, turn, a.t.c.driver.retryMax, a.t.c.random())}
+	slow := delay{t.key, retryAfterRestart(s.now, turn, a.t.c.driver.retryMax, a.t.c.random())}
 	a.remember(0, func(m *operationMemory) { m.slow = slow })
 }
 
@@ -200,17 +200,17 @@ func (a *attempt) saveError(ctx context.Context, s claimState, step step) error 
 			return err
 		}
 	}
-	answer, event := *unwritten(s.call), intent.Event(0)
+	answer, event := *s.call.Payload.answer, intent.Event(0)
 	if s.call.State == intent.Answered { // superseded
 		event = intent.Settle
 	}
 	a.remember(event, func(m *operationMemory) {
-		m.answer, m.failed = nil, nil
+		m.answer = nil
 		if step.action == doSaveError {
 			m.recorded = failureOf(answer)
 		}
 		if answer.kind == infeasible {
-			m.slow = slowRetry{answer.target, s.now.Add(a.t.c.driver.retryMax)}
+			m.slow = delay{answer.target, s.now.Add(a.t.c.driver.retryMax)}
 		}
 	})
 	if answer.kind == infeasible {

@@ -79,7 +79,7 @@ func (t *term) gather(k key, r reads) claimState {
 		}
 		s.call = k.Operation.callOf(s.call, s.claim)
 	}
-	if answer := unwritten(s.call); answer != nil {
+	if answer := s.call.Payload.answer; answer != nil {
 		volume = answer.volume.Name
 	}
 	s.volume, s.volumeConfirmed, _ = t.volumes.Fresh(volume)

@@ -22,6 +22,15 @@ func (o operation) callOf(c call, claim *corev1.PersistentVolumeClaim) call {
 	return c
 }
 
+// only returns the target that is requested instead of t: while a call may have an effect nothing but its target is, whatever the claim
+// requests and records.
+func (s claimState) only(t target) target {
+	if s.call.State.MayHaveEffect() {
+		return s.call.Payload.target
+	}
+	return t
+}
+
 // status returns the target that claim names for o, and the status of that target, "" for none.
 func (o operation) status(claim *corev1.PersistentVolumeClaim) (t target, status string) {
 	if o == modify {
@@ -141,7 +150,7 @@ func (a *attempt) intended(s claimState, step step) {
 			m.began = s.now
 		}
 		if step.resets {
-			m.nodeReset = nodeReset{bytesOf(requestedSize(s.claim)), s.now}
+			m.nodeReset = delay{bytesOf(requestedSize(s.claim)), s.now.Add(a.t.c.driver.retryMax)}
 		}
 	})
 	a.t.event(s.claim, step.events...)

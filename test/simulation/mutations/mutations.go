@@ -95,7 +95,7 @@ var mutations = []mutation{
 	{"claim-before-volume", "The PersistentVolume has the new size before the claim.",
 		in("resizer", "driver.decideAnswer"), condition("volumeSaved"), never},
 	{"modify-to-another-class", "While the outcome of ControllerModifyVolume is unknown, no other class is requested.",
-		in("resizer", "driver.decideModify"), condition("unknown", "requested"), `inProgress && requested == ""`},
+		in("resizer", "claimState.only"), condition("MayHaveEffect"), "s.call.State.MayHaveEffect() && s.key.Operation == expand"},
 	{"unknown-is-infeasible", "An expansion whose outcome is unknown is not recorded as infeasible.",
 		in("resizer", "outcomeOf"), statement("indeterminate"), "return infeasible"},
 	{"modify-without-record", "The claim records the class before ControllerModifyVolume.",
