@@ -133,7 +133,7 @@ func (d driver) expandedVolume(a answer) func(*corev1.PersistentVolume) {
 		if size := volumeSize(pv); size.Cmp(a.size) < 0 {
 			setVolumeSize(pv, a.size)
 		}
-		if _, has := pv.Annotations[annPreResize]; a.nodeExpansion && d.annotates && !has {
+		if _, has := pv.Annotations[annPreResize]; a.nodeExpansion && d.AnnotateFsResize && !has {
 			metav1.SetMetaDataAnnotation(&pv.ObjectMeta, annPreResize, a.before.String())
 		}
 	}

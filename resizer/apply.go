@@ -89,7 +89,7 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool
 // scheduleRetry chooses when the operation is retried with t, which was infeasible for an earlier process.
 func (a *attempt) scheduleRetry(s claimState, t target) {
 	turn := a.t.restarted.ReserveN(s.now, 1).DelayFrom(s.now)
-	slow := delay{t.key, retryAfterRestart(s.now, turn, a.t.c.driver.retryMax, a.t.c.random())}
+	slow := delay{t.key, retryAfterRestart(s.now, turn, a.t.c.driver.RetryIntervalMax, a.t.c.random())}
 	a.remember(0, func(m *operationMemory) { m.slow = slow })
 }
 
@@ -210,7 +210,7 @@ func (a *attempt) saveError(ctx context.Context, s claimState, step step) error 
 			m.recorded = failureOf(answer)
 		}
 		if answer.kind == infeasible {
-			m.slow = delay{answer.target, s.now.Add(a.t.c.driver.retryMax)}
+			m.slow = delay{answer.target, s.now.Add(a.t.c.driver.RetryIntervalMax)}
 		}
 	})
 	if answer.kind == infeasible {
@@ -229,5 +229,5 @@ func (a *attempt) pend(ctx context.Context, s claimState, step step) (done bool,
 	a.remember(0, func(m *operationMemory) { m.missingClass = step.target.key })
 	a.t.event(s.claim, step.events...)
 	a.t.watchClasses()
-	return true, s.now.Add(a.t.c.driver.retryMax), nil
+	return true, s.now.Add(a.t.c.driver.RetryIntervalMax), nil
 }

@@ -92,9 +92,8 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 
 func newDriver(cfg Config, d csiclient.Driver) driver {
 	driver := driver{
-		name: d.Name, inTree: migration.PluginOf(d.Name), modifies: d.Controller.ModifyVolume && cfg.VolumeAttributesClass,
+		Config: cfg, name: d.Name, inTree: migration.PluginOf(d.Name), modifies: d.Controller.ModifyVolume && cfg.VolumeAttributesClass,
 		publishes: d.Controller.PublishUnpublishVolume, singleNodeMultiWriter: d.Controller.SingleNodeMultiWriter,
-		annotates: cfg.AnnotateFsResize, extraMetadata: cfg.ExtraModifyMetadata, retryMax: cfg.RetryIntervalMax,
 	}
 	switch {
 	case d.Controller.ExpandVolume:

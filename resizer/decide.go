@@ -24,6 +24,7 @@ const (
 
 // driver holds the name of the driver, its capabilities and the settings that decisions depend on.
 type driver struct {
+	Config
 	name                  string
 	inTree                string // plugin that the driver replaced, or ""
 	expansion             expansionMode
@@ -31,9 +32,6 @@ type driver struct {
 	publishes             bool // PUBLISH_UNPUBLISH_VOLUME
 	singleNodeMultiWriter bool // SINGLE_NODE_MULTI_WRITER
 	inUse                 inUsePolicy
-	annotates             bool // the feature gate AnnotateFsResize
-	extraMetadata         bool // --extra-modify-metadata
-	retryMax              time.Duration
 }
 
 // inUsePolicy is when the expansion of a volume in use waits.

@@ -192,7 +192,7 @@ func (d driver) decideExpandWait(s claimState, t target) (step, bool) {
 		case usageUnknown:
 			return step{action: doWatchUsers, reason: stageInUse}, true
 		case usageInUse:
-			return step{action: doWaitUnused, reason: stageInUse, until: s.now.Add(d.retryMax)}, true
+			return step{action: doWaitUnused, reason: stageInUse, until: s.now.Add(d.RetryIntervalMax)}, true
 		}
 	}
 	return d.decideSlowRetry(expand, s, t)

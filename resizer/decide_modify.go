@@ -80,7 +80,7 @@ func (d driver) decideUnusableClass(s claimState, t target, err error) step {
 		}
 	}
 	if s.call.Payload.missingClass == t.key && (repeated || class == nil || modify.infeasibleTarget(s.claim) == t.key) {
-		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.retryMax)}
+		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.RetryIntervalMax)}
 	}
 	pend := step{action: doPend, reason: stageClassMissing, target: t, events: []event{modifyFailedEvent(err.Error())}}
 	switch {

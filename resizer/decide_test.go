@@ -92,7 +92,7 @@ func settled(s string) func(*claimState) { return in(intent.Settled, size(s)) }
 func unknown(s string) func(*claimState) { return in(intent.Unknown, size(s)) }
 
 func expanding() driver {
-	return driver{name: testDriver, expansion: expandsController, annotates: true, retryMax: time.Minute}
+	return driver{name: testDriver, expansion: expandsController, Config: Config{AnnotateFsResize: true, RetryIntervalMax: time.Minute}}
 }
 
 // TestExpansionTarget goes through the table of the sizes to request.
@@ -514,7 +514,7 @@ func TestDecideModify(t *testing.T) {
 		"failed": {[]func(*claimState){vac("gold", "", "InProgress", "gold"),
 			answered(func(a *answer) { a.err = errors.New("x") })}, doSaveError, ""},
 	} {
-		d := driver{name: testDriver, modifies: true, retryMax: time.Minute}
+		d := driver{name: testDriver, modifies: true, Config: Config{RetryIntervalMax: time.Minute}}
 		got := decide(d, modify, testState(tt.state...))
 		if got.action != tt.want || tt.target != "" && got.target.key != tt.target {
 			t.Errorf("%s: got %v %q (%s), want %v", name, got.action, got.target.key, got.reason, tt.want)

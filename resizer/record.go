@@ -150,7 +150,7 @@ func (a *attempt) intended(s claimState, step step) {
 			m.began = s.now
 		}
 		if step.resets {
-			m.nodeReset = delay{bytesOf(requestedSize(s.claim)), s.now.Add(a.t.c.driver.retryMax)}
+			m.nodeReset = delay{bytesOf(requestedSize(s.claim)), s.now.Add(a.t.c.driver.RetryIntervalMax)}
 		}
 	})
 	a.t.event(s.claim, step.events...)
