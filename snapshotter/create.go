@@ -7,7 +7,6 @@ package snapshotter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"k8s.io/klog/v2"
@@ -36,21 +35,16 @@ func (l *loop) create(ctx context.Context, s state, step step) error {
 		}
 		return nil
 	}
-	err = l.send(ctx, c, s.call, step.request, s.secrets)
-	failed, sent := errors.AsType[failedCall](err)
+	a, sent, err := l.send(ctx, c, step.request, s.secrets)
 	switch {
 	case !sent && !s.orphan && !l.exists(c): // it was deleted and forgotten before the call
 		return nil
 	case !sent:
 		return err
-	case c.leaving():
-		return l.repetitionFailed(ctx, s, failed)
+	case err != nil:
+		return l.createFailed(ctx, s, err, step.request.Name)
 	}
-	kind := doReportCheck
-	if c.isNew() {
-		kind = doReportCreation
-	}
-	return l.report(ctx, c, kind, failure{creationError(c, failed.error), failed.error}, cause{})
+	return l.happened(c.UID, intent.Answer, func(m *memory) { m.answer, m.remains = a, "" })
 }
 
 // plan sets the arguments of the next CreateSnapshot of c, and returns the state of the last one.
@@ -61,60 +55,53 @@ func (l *loop) plan(c *content, event intent.Event, r *createRequest) (last inte
 	return last, err
 }
 
-// failedCall is an error of CreateSnapshot.
-type failedCall struct {
-	error
-	ended   bool   // the wait for its outcome has ended
-	remains string // why a snapshot may exist nevertheless
-}
-
-// send calls CreateSnapshot and remembers its result. before is the entry before the call was planned. An error of the driver is a
-// [failedCall].
-func (l *loop) send(ctx context.Context, c *content, before entry, r *createRequest, secrets map[string]string) error {
+// send calls CreateSnapshot, once the volumes can be used and this process may call the driver.
+func (l *loop) send(ctx context.Context, c *content, r *createRequest, secrets map[string]string) (a *answer, sent bool, err error) {
 	release, err := l.c.shareVolumes(ctx, c)
 	if err != nil {
-		return err
+		return nil, false, err
 	}
 	defer release()
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
 	if err := l.ledger.Send(ctx, c.UID, r.args()); err != nil {
-		return err
+		return nil, false, err
 	}
-	a, err := l.calls.create(call, c, r, secrets)
-	if err == nil {
-		return l.happened(c.UID, intent.Answer, func(m *memory) { m.answer, m.remains = a, "" })
-	}
-	ended, remains := c.endedBy(before, err, r.Name)
-	failed, event := failedCall{err, ended && ctx.Err() == nil, remains}, intent.Lose
-	if failed.ended {
+	a, err = l.calls.create(call, c, r, secrets)
+	return a, true, err
+}
+
+// createFailed remembers and reports the error of a CreateSnapshot with that name.
+func (l *loop) createFailed(ctx context.Context, s state, err error, name string) error {
+	c, event := s.content, intent.Lose
+	ended, remains := c.endedBy(s.call, err, name)
+	ended = ended && ctx.Err() == nil // else the term has ended
+	if ended {
 		event = intent.Settle
 	}
 	if err := l.happened(c.UID, event, func(m *memory) {
-		if failed.ended && (remains != "" || csiclient.ExcludesEarlier(err)) {
+		if ended && (remains != "" || csiclient.ExcludesEarlier(err)) {
 			m.remains = remains
 		}
 	}); err != nil {
 		return err
 	}
-	return failed
-}
-
-// repetitionFailed handles the error of a CreateSnapshot that was repeated for a content that is being deleted.
-func (l *loop) repetitionFailed(ctx context.Context, s state, failed failedCall) error {
-	c := s.content
 	switch {
-	case ctx.Err() != nil: // the term has ended
-		return failed.error
-	case failed.ended && failed.remains == "":
-		klog.FromContext(ctx).Info("Repeated creation failed, no snapshot exists", "rpc", c.create, "err", failed.error)
+	case !c.leaving() && c.isNew():
+		return l.report(ctx, c, doReportCreation, failure{creationError(c, err), err}, cause{})
+	case !c.leaving():
+		return l.report(ctx, c, doReportCheck, failure{creationError(c, err), err}, cause{})
+	case ctx.Err() != nil:
+		return err
+	case ended && remains == "":
+		klog.FromContext(ctx).Info("Repeated creation failed, no snapshot exists", "rpc", c.create, "err", err)
 		return nil
-	case failed.ended:
-		l.eventOnce(c, failed.remains, warning, c.deleted, failed.remains)
+	case ended:
+		l.eventOnce(c, remains, warning, c.deleted, remains)
 		return nil
 	case s.orphan:
-		return l.report(ctx, c, doReportDeletion, deletionError(c, failed.error), cause{})
+		return l.report(ctx, c, doReportDeletion, deletionError(c, err), cause{})
 	}
-	l.announce(c, cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, failed.error)})
-	return failed.error
+	l.announce(c, cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, err)})
+	return err
 }

@@ -135,9 +135,8 @@ func (l *loop) gather(key contentKey, r reads) state {
 
 // other returns another content of the driver that names a snapshot, first one that is not being deleted, or nil. Own writes count.
 func (l *loop) other(c *content, handle string) (found *content) {
-	for _, named := range append(l.objects.Written(), l.watches.contents.ByIndex(byHandle, handle)...) {
-		o, ok := l.objects.Get(named.Name)
-		if ok && o.UID != c.UID && o.driver == c.driver && o.namedHandle() == handle && (found == nil || found.leaving()) {
+	for _, o := range l.objects.ByIndex(byHandle, handle) {
+		if o.UID != c.UID && o.driver == c.driver && (found == nil || found.leaving()) {
 			found = o
 		}
 	}
