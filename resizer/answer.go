@@ -91,10 +91,11 @@ func (a *attempt) answered(ctx context.Context, s claimState, step step, result 
 
 // decideAnswer returns the step that writes the response a: a result to the PersistentVolume first, then to the claim.
 func (d driver) decideAnswer(o operation, s claimState, a answer) step {
-	write, expected := d.expandAnswer(s, a)
+	write := d.expandAnswer(s, a)
 	if o == modify {
-		write, expected = s.modifyAnswer(a)
+		write = s.modifyAnswer(a)
 	}
+	expected := s.claim != nil && s.intends(o, a.target)
 	superseded := step{action: doDiscard, reason: "Superseded"}
 	switch {
 	case a.err == nil && !a.volumeSaved:
@@ -114,9 +115,9 @@ func (d driver) decideAnswer(o operation, s claimState, a answer) step {
 	return step{action: doSaveClaim, reason: write.reason, claim: write.claim, events: write.events}
 }
 
-// expandAnswer returns what the response a of an expansion changes, and whether the claim still expects it.
-func (d driver) expandAnswer(s claimState, a answer) (write step, expected bool) {
-	write = step{reason: "Expanded", volume: d.expandedVolume(a), events: []event{resizeSuccessful}}
+// expandAnswer returns what the response a of an expansion changes.
+func (d driver) expandAnswer(s claimState, a answer) step {
+	write := step{reason: "Expanded", volume: d.expandedVolume(a), events: []event{resizeSuccessful}}
 	write.claim = func(c *corev1.PersistentVolumeClaim) { finishExpansion(c, a, s.now) }
 	if a.err != nil {
 		write.claim = func(c *corev1.PersistentVolumeClaim) { failExpansion(c, a, s.now) }
@@ -124,7 +125,7 @@ func (d driver) expandAnswer(s claimState, a answer) (write step, expected bool)
 	if a.nodeExpansion {
 		write.events = []event{nodeRequired}
 	}
-	return write, s.claim != nil && s.intends(expand, target{key: a.target})
+	return write
 }
 
 // expandedVolume returns the change of a PersistentVolume after its expansion. Its size never decreases.
@@ -158,13 +159,13 @@ func expandedSize(reported int64, requested resource.Quantity) (resource.Quantit
 	return *size, nil
 }
 
-// modifyAnswer returns what the response a of a modification changes, and whether the claim still expects it.
-func (s claimState) modifyAnswer(a answer) (write step, expected bool) {
-	write = step{reason: "Modified", events: []event{modifySuccessEvent(s.key.Name, a.target)}}
+// modifyAnswer returns what the response a of a modification changes.
+func (s claimState) modifyAnswer(a answer) step {
+	write := step{reason: "Modified", events: []event{modifySuccessEvent(s.key.Name, a.target)}}
 	write.volume = func(pv *corev1.PersistentVolume) { pv.Spec.VolumeAttributesClassName = &a.target }
 	write.claim = func(c *corev1.PersistentVolumeClaim) { finishModification(c, a.target) }
 	if a.err != nil {
 		write.claim = func(c *corev1.PersistentVolumeClaim) { failModification(c, a, s.now) }
 	}
-	return write, s.claim != nil && s.intends(modify, target{key: a.target})
+	return write
 }

@@ -69,7 +69,7 @@ type Controller struct {
 	usersWatched sync.Once
 
 	term      atomic.Pointer[term]  // nil without the Lease
-	noClasses atomic.Pointer[error] // why VolumeAttributesClasses cannot be listed
+	noClasses atomic.Pointer[error] // why VolumeAttributesClasses cannot be listed; nil: they can
 	random    func() float64        // in [0,1)
 }
 
@@ -153,7 +153,6 @@ type term struct {
 	memories       *memories
 	registrations  kube.Registrations
 	background     sync.WaitGroup
-	classesServed  atomic.Bool
 	classesWatched sync.Once
 	usersHandled   sync.Once
 	// restarted limits how many operations that were infeasible for an earlier process are retried at the same time.

@@ -67,16 +67,16 @@ func (o operation) condition() corev1.PersistentVolumeClaimConditionType {
 	return corev1.PersistentVolumeClaimResizing
 }
 
-// intends reports whether the claim records that the driver is called with t.
-func (s claimState) intends(o operation, t target) bool {
+// intends reports whether the claim records that the driver is called with the target of that key.
+func (s claimState) intends(o operation, key string) bool {
 	recorded, ok := o.inProgress(s.claim)
-	return ok && recorded.key == t.key
+	return ok && recorded.key == key
 }
 
 // recordOf returns what the claim records about a call with t.
 func (s claimState) recordOf(o operation, t target) intent.Recorded {
 	switch {
-	case !s.intends(o, t):
+	case !s.intends(o, t.key):
 		return intent.None
 	case s.call.Payload.intended != t.key:
 		return intent.Other
