@@ -12,6 +12,7 @@ import (
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/intent"
@@ -40,6 +41,7 @@ type state struct {
 	groupFound bool // the content of this group is in the cache
 	// other names the snapshot that is written to the status or deleted next; nil: no other content does.
 	other *content
+	term  types.UID // in records of this process
 	now   time.Time
 	reads
 }
@@ -111,7 +113,6 @@ type step struct {
 	answer  *answer
 	deleted snapshot // of doDelete
 	change  kube.MetadataPatch
-	again   bool // of doRecordRequest: replace the record of an earlier leader
 	status  statusChange
 	warning string // of doRemoveFinalizer: text of an event
 }
@@ -259,18 +260,18 @@ func (d driver) decideCreate(s state) step {
 		change.Tests = map[string]any{"/metadata/deletionTimestamp": nil} // the cache may be outdated
 	}
 	recordRequest(c, &change, request)
-	record := intent.None
-	if change.AppliedTo(c) {
-		record = intent.Own
-	}
 	return s.decideCall(step{reason: "Requested", request: request, change: change, secret: secret, report: doReportCreation},
-		intent.Policy{Record: intent.BeforeCall}, record)
+		intent.BeforeCall)
 }
 
-// decideCall returns call, a CreateSnapshot, or the step that has to be taken before it. record is that of the content.
-func (s state) decideCall(call step, p intent.Policy, record intent.Recorded) step {
-	switch intent.NextOfCall(p, s.call.State, intent.Facts{
-		Record: record, Refused: call.again && s.call.Refused, Writable: !s.orphan, Wanted: true,
+// decideCall returns call, a CreateSnapshot, or the step that has to be taken before it. The change of call records it.
+func (s state) decideCall(call step, when intent.When) step {
+	record := intent.None
+	if call.change.AppliedTo(s.content) {
+		record = intent.Own
+	}
+	switch intent.NextOfCall(intent.Policy{Record: when}, s.call.State, intent.Facts{
+		Record: record, Refused: s.content.leaving() && s.call.Refused, Writable: !s.orphan, Wanted: true,
 		Ready: call.secret == nil || s.reads.secret, Stale: !s.live,
 	}) {
 	case intent.DoPrepare:

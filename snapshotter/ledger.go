@@ -18,8 +18,6 @@ type entry = intent.Entry[memory]
 
 // memory holds what this process knows about a content besides the object and the state of its CreateSnapshot.
 type memory struct {
-	// record is the value of [AnnRequest] that this process has written for a repetition in this term.
-	record string
 	// inherited: the state is not that of a call of this process, see [content.call].
 	inherited bool
 	// undoable: the last CreateSnapshot was sent for a content without a snapshot, or whose deletion had begun. See [loop.mustUndo].

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -33,6 +34,7 @@ func (k contentKey) String() string { return k.Name }
 // loop reconciles the contents of one kind between acquiring and releasing the Lease.
 type loop struct {
 	c              *Controller
+	term           types.UID // of this process
 	kind           *kind
 	watches        *watches
 	calls          calls
@@ -48,8 +50,8 @@ type loop struct {
 func (c *Controller) runLoop(ctx context.Context, k *kind, w *watches, calls calls, running *atomic.Pointer[loop]) error {
 	api := c.clients[w.version]
 	l := &loop{
-		c: c, kind: k, watches: w, calls: calls, writer: writer{contents: api.contents}, status: writer{api.contents, true},
-		classes: api.classes, objects: kube.NewTermCache(w.contents),
+		c: c, term: uuid.NewUUID(), kind: k, watches: w, calls: calls, classes: api.classes,
+		writer: writer{api.contents, false}, status: writer{api.contents, true}, objects: kube.NewTermCache(w.contents),
 		ledger: intent.NewLedger[types.UID, memory](election.MayCall),
 	}
 	l.queue = workloop.New(workloop.Config{
@@ -110,7 +112,7 @@ func (l *loop) sync(ctx context.Context, key contentKey) (time.Time, error) {
 
 // gather reads the caches, including own writes that the watch has not delivered yet.
 func (l *loop) gather(key contentKey, r reads) state {
-	s := state{reads: r, now: time.Now(), call: l.ledger.Get(key.UID)}
+	s := state{reads: r, term: l.term, now: time.Now(), call: l.ledger.Get(key.UID)}
 	c, fresh, ok := l.objects.Fresh(key.Name)
 	if !ok || c.UID != key.UID {
 		c, fresh = orphanOf(s.call), true

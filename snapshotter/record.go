@@ -15,7 +15,6 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -84,21 +83,19 @@ func recordRequest(c *content, change *kube.MetadataPatch, r *createRequest) {
 	}
 	maps.Copy(change.Tests, recordTest(c)) // another leader may have recorded another request
 	if recorded, malformed := c.recordedRequest(); malformed != nil || recorded != nil && !recorded.equal(r) {
-		change.SetAnnotations = map[string]string{AnnRequest: r.encode()}
+		change.SetAnnotations = map[string]string{AnnRequest: r.encode("")}
 		return
 	}
-	change.InitAnnotations[AnnRequest] = r.encode()
+	change.InitAnnotations[AnnRequest] = r.encode("")
 }
 
-// encode returns the value of [AnnRequest].
-func (r createRequest) encode() string { return encoded(r) }
-
-// encodeAgain returns a value of [AnnRequest] that differs from all others.
-func (r createRequest) encodeAgain() string {
+// encode returns the value of [AnnRequest]. That of a repetition during a deletion has the term of this process, so that it differs from
+// the records of earlier leaders.
+func (r createRequest) encode(term types.UID) string {
 	return encoded(struct {
 		createRequest
-		ID types.UID `json:"id"`
-	}{r, uuid.NewUUID()})
+		Term types.UID `json:"id,omitempty"`
+	}{r, term})
 }
 
 func encoded(record any) string {
@@ -139,16 +136,11 @@ func (c *content) binds(e entry) bool {
 
 // record writes the finalizer and the request before the first call.
 func (l *loop) record(ctx context.Context, c *content, step step) error {
-	if step.again {
-		step.change.SetAnnotations = map[string]string{AnnRequest: step.request.encodeAgain()}
-	}
 	_, err := l.objects.Patch(ctx, l.writer, c, step.change)
 	newest, exists := l.newest(c)
 	switch {
 	case err == nil:
-		if step.again {
-			l.remember(c.UID, func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
-		} else if c.neverCalled(l.ledger.Get(c.UID)) {
+		if !c.leaving() && c.neverCalled(l.ledger.Get(c.UID)) {
 			_, err = l.plan(c, intent.Plan, step.request)
 		}
 		return err
@@ -160,7 +152,7 @@ func (l *loop) record(ctx context.Context, c *content, step step) error {
 	err = fmt.Errorf("failed to add %sBeingCreated annotation on the %s %s: %w",
 		strings.TrimSuffix(c.kind.name, "Content"), c.object, c.Name, err)
 	switch {
-	case !step.again:
+	case !c.leaving():
 		return l.report(ctx, c, doReportCreation, err, cause{})
 	case kube.IsRefused(err), apierrors.IsInvalid(err): // the repetition does without
 		l.eventOnce(c, "record", warning, c.deleted, err.Error())
