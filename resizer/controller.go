@@ -226,12 +226,17 @@ func (t *term) sync(ctx context.Context, k key) (next time.Time, err error) {
 			return time.Time{}, nil
 		case doWait:
 			return step.until, workloop.Waiting{}
+		case doWaitUnused:
+			if a.isInUse(s) {
+				return step.until, nil
+			}
+			continue
 		}
 		traced, end := tracing.StartSpan(ctx, step.action.String())
-		done, until, err := a.apply(traced, s, step)
+		err := a.apply(traced, s, step)
 		end(err)
-		if done || err != nil {
-			return until, err
+		if err != nil {
+			return time.Time{}, err
 		}
 	}
 	return time.Time{}, fmt.Errorf("reconciling PVC %s: not finished after %d steps", k, maxSteps)
