@@ -21,8 +21,14 @@ import (
 func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 	c := s.content
 	switch step.action {
-	case doReportCreation, doReportCheck, doReportDeletion:
-		return l.report(ctx, c, step.action, step.err, step.cause)
+	case doReportCreation, doReportCheck:
+		return l.report(ctx, c, step.action, step.err)
+	case doReportDeletion:
+		err := l.reportDeletion(ctx, c, step.err)
+		if step.cause.reason != "" && ctx.Err() == nil {
+			l.announce(c, step.cause)
+		}
+		return err
 	case doSettle:
 		return l.happened(c.UID, intent.Settle, nil)
 	case doAnnounce:
@@ -37,7 +43,7 @@ func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 	case doReadContent:
 		return l.readContent(ctx, s, step, r)
 	case doReadClass:
-		return l.readNamedClass(ctx, c, step, r)
+		return l.readNamedClass(ctx, c, r)
 	case doRecordRequest:
 		return l.record(ctx, c, step)
 	case doCreate:
@@ -61,7 +67,7 @@ func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 		return l.delete(ctx, s, step)
 	case doClearStatus:
 		if err := l.patchStatus(ctx, c, step.status); err != nil {
-			return l.report(ctx, c, doReportDeletion, fmt.Errorf("Failed to clear content status: %w", err), cause{})
+			return l.reportDeletion(ctx, c, fmt.Errorf("Failed to clear content status: %w", err))
 		}
 		return nil
 	case doRemoveFinalizer:
@@ -83,20 +89,19 @@ func (l *loop) readContent(ctx context.Context, s state, step step, r *reads) (e
 		r.read = read
 		return nil
 	case step.report == doReportDeletion:
-		return l.report(ctx, c, step.report, deletionError(c, fmt.Errorf("reading the content: %w", err)), cause{})
+		return l.reportDeletion(ctx, c, deletionError(c, fmt.Errorf("reading the content: %w", err)))
 	}
 	return fmt.Errorf("reading %s %q from the API server: %w", c.kind.name, c.Name, err)
 }
 
 // readNamedClass reads the class of c from the API server.
-func (l *loop) readNamedClass(ctx context.Context, c *content, step step, r *reads) error {
+func (l *loop) readNamedClass(ctx context.Context, c *content, r *reads) error {
 	class, err := l.classes.Get(ctx, c.class, metav1.GetOptions{})
 	switch {
 	case err == nil:
 		r.class = classOf(class)
 	case !kube.IsNotFound(err):
-		err = deletionError(c, fmt.Errorf("reading %s %q: %w", c.classKind, c.class, err))
-		return l.report(ctx, c, step.report, err, cause{})
+		return l.reportDeletion(ctx, c, deletionError(c, fmt.Errorf("reading %s %q: %w", c.classKind, c.class, err)))
 	}
 	r.classRead = true
 	return nil
@@ -113,13 +118,13 @@ func (l *loop) readSecret(ctx context.Context, c *content, step step, r *reads) 
 			r.noSecret = err
 			return nil
 		}
-		return l.report(ctx, c, step.report, credentials(c, err), cause{})
+		return l.reportDeletion(ctx, c, credentials(c, err))
 	}
 	err = fmt.Errorf("cannot get credentials for %s content %q: %w", c.noun, c.Name, err)
 	if step.report == doReportCheck {
-		return l.report(ctx, c, step.report, checkError(c, err), cause{})
+		return l.report(ctx, c, step.report, checkError(c, err))
 	}
-	return l.report(ctx, c, step.report, inputsError(c, err.Error()), cause{})
+	return l.report(ctx, c, step.report, inputsError(c, err.Error()))
 }
 
 // exists reports whether c is in the cache.
@@ -144,7 +149,7 @@ func (l *loop) check(ctx context.Context, s state) error {
 		l.remember(s.content.UID, func(m *memory) { m.absent = true })
 		return nil
 	case err != nil:
-		return l.report(ctx, s.content, doReportCheck, failure{checkError(s.content, err), err}, cause{})
+		return l.report(ctx, s.content, doReportCheck, failure{checkError(s.content, err), err})
 	}
 	l.remember(s.content.UID, func(m *memory) { m.answer = a })
 	return nil
@@ -177,7 +182,7 @@ func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 			}
 			switch {
 			case kube.IsUnstorable(err):
-				return l.report(ctx, c, report, unusable{err}, cause{})
+				return l.report(ctx, c, report, unusable{err})
 			case kube.IsRefused(err):
 				l.eventOnce(c, "status", warning, reason, err.Error())
 			}
@@ -200,7 +205,7 @@ func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 		klog.FromContext(ctx).Info("Snapshot is ready to use", "snapshotHandle", a.handle)
 	}
 	if a.problem != nil {
-		return l.report(ctx, c, doReportCheck, a.problem, cause{})
+		return l.report(ctx, c, doReportCheck, a.problem)
 	}
 	return nil
 }

@@ -88,9 +88,9 @@ func (l *loop) createFailed(ctx context.Context, s state, err error, name string
 	}
 	switch {
 	case !c.leaving() && c.isNew():
-		return l.report(ctx, c, doReportCreation, failure{creationError(c, err), err}, cause{})
+		return l.report(ctx, c, doReportCreation, failure{creationError(c, err), err})
 	case !c.leaving():
-		return l.report(ctx, c, doReportCheck, failure{creationError(c, err), err}, cause{})
+		return l.report(ctx, c, doReportCheck, failure{creationError(c, err), err})
 	case ctx.Err() != nil:
 		return err
 	case ended && remains == "":
@@ -100,7 +100,7 @@ func (l *loop) createFailed(ctx context.Context, s state, err error, name string
 		l.eventOnce(c, remains, warning, c.deleted, remains)
 		return nil
 	case s.orphan:
-		return l.report(ctx, c, doReportDeletion, deletionError(c, err), cause{})
+		return l.reportDeletion(ctx, c, deletionError(c, err))
 	}
 	l.announce(c, cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, err)})
 	return err

@@ -57,5 +57,5 @@ func (s state) decideRepetition(request *createRequest, secret *corev1.SecretRef
 func (s state) isClassUncached() bool { return s.class == nil && s.content.class != "" && !s.classRead }
 
 func readClassStep() step {
-	return step{action: doReadClass, reason: "NotCached", report: doReportDeletion}
+	return step{action: doReadClass, reason: "NotCached"}
 }

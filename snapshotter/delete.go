@@ -20,7 +20,7 @@ func (l *loop) readMembers(ctx context.Context, s state, step step, r *reads) (e
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
 	if r.snapshots, err = l.calls.members(call, step.deleted.handle, s.secrets); err != nil {
-		return l.report(ctx, s.content, doReportDeletion, deletionError(s.content, err), cause{})
+		return l.reportDeletion(ctx, s.content, deletionError(s.content, err))
 	}
 	r.listed, r.read = true, election.Moment{}
 	return nil
@@ -35,7 +35,7 @@ func (l *loop) delete(ctx context.Context, s state, step step) error {
 		return err
 	}
 	if err := l.calls.delete(call, step.deleted, s.secrets); err != nil {
-		return l.report(ctx, c, doReportDeletion, deletionError(c, err), cause{})
+		return l.reportDeletion(ctx, c, deletionError(c, err))
 	}
 	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.deleted.handle)
 	all := c.snapshots(s.call)
@@ -67,5 +67,5 @@ func (l *loop) removeFinalizer(ctx context.Context, s state, step step) error {
 	if l.objects.Outdated(c, err) {
 		return nil // decide again
 	}
-	return l.report(ctx, c, doReportDeletion, deletionError(c, fmt.Errorf("removing finalizer %s: %w", c.finalizer, err)), cause{})
+	return l.reportDeletion(ctx, c, deletionError(c, fmt.Errorf("removing finalizer %s: %w", c.finalizer, err)))
 }

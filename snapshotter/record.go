@@ -153,10 +153,10 @@ func (l *loop) record(ctx context.Context, c *content, step step) error {
 		strings.TrimSuffix(c.kind.name, "Content"), c.object, c.Name, err)
 	switch {
 	case !c.leaving():
-		return l.report(ctx, c, doReportCreation, err, cause{})
+		return l.report(ctx, c, doReportCreation, err)
 	case kube.IsRefused(err), apierrors.IsInvalid(err): // the repetition does without
 		l.eventOnce(c, "record", warning, c.deleted, err.Error())
 		return l.happened(c.UID, intent.Refuse, nil)
 	}
-	return l.report(ctx, c, doReportDeletion, err, cause{})
+	return l.reportDeletion(ctx, c, err)
 }
