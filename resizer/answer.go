@@ -34,14 +34,6 @@ type answer struct {
 	volumeSaved bool
 }
 
-// unwritten returns the response that is not written to the API yet, or nil.
-func unwritten(c call) *answer {
-	if c.State == intent.Answered {
-		return c.Payload.answer
-	}
-	return c.Payload.failed
-}
-
 // outcome classifies the response to a call.
 type outcome int
 
@@ -87,11 +79,8 @@ func (a *attempt) answered(ctx context.Context, s claimState, step step, result 
 	ended := result.kind == indeterminate && (a.key.Operation == expand || ctx.Err() != nil)
 	a.remember(event, func(m *operationMemory) {
 		m.inUseError, m.waiting = status.Code(result.err) == codes.FailedPrecondition, false
-		switch {
-		case event == intent.Answer:
+		if !ended {
 			m.answer = &result
-		case !ended:
-			m.failed = &result
 		}
 	})
 	if ended {
@@ -102,10 +91,11 @@ func (a *attempt) answered(ctx context.Context, s claimState, step step, result 
 
 // decideAnswer returns the step that writes the response a: a result to the PersistentVolume first, then to the claim.
 func (d driver) decideAnswer(o operation, s claimState, a answer) step {
-	write, expected := d.expandAnswer(s, a)
+	write := d.expandAnswer(s, a)
 	if o == modify {
-		write, expected = s.modifyAnswer(a)
+		write = s.modifyAnswer(a)
 	}
+	expected := s.claim != nil && s.intends(o, a.target)
 	superseded := step{action: doDiscard, reason: "Superseded"}
 	switch {
 	case a.err == nil && !a.volumeSaved:
@@ -125,9 +115,9 @@ func (d driver) decideAnswer(o operation, s claimState, a answer) step {
 	return step{action: doSaveClaim, reason: write.reason, claim: write.claim, events: write.events}
 }
 
-// expandAnswer returns what the response a of an expansion changes, and whether the claim still expects it.
-func (d driver) expandAnswer(s claimState, a answer) (write step, expected bool) {
-	write = step{reason: "Expanded", volume: d.expandedVolume(a), events: []event{resizeSuccessful}}
+// expandAnswer returns what the response a of an expansion changes.
+func (d driver) expandAnswer(s claimState, a answer) step {
+	write := step{reason: "Expanded", volume: d.expandedVolume(a), events: []event{resizeSuccessful}}
 	write.claim = func(c *corev1.PersistentVolumeClaim) { finishExpansion(c, a, s.now) }
 	if a.err != nil {
 		write.claim = func(c *corev1.PersistentVolumeClaim) { failExpansion(c, a, s.now) }
@@ -135,7 +125,7 @@ func (d driver) expandAnswer(s claimState, a answer) (write step, expected bool)
 	if a.nodeExpansion {
 		write.events = []event{nodeRequired}
 	}
-	return write, s.claim != nil && s.intends(expand, target{key: a.target})
+	return write
 }
 
 // expandedVolume returns the change of a PersistentVolume after its expansion. Its size never decreases.
@@ -144,7 +134,7 @@ func (d driver) expandedVolume(a answer) func(*corev1.PersistentVolume) {
 		if size := volumeSize(pv); size.Cmp(a.size) < 0 {
 			setVolumeSize(pv, a.size)
 		}
-		if _, has := pv.Annotations[annPreResize]; a.nodeExpansion && d.annotates && !has {
+		if _, has := pv.Annotations[annPreResize]; a.nodeExpansion && d.AnnotateFsResize && !has {
 			metav1.SetMetaDataAnnotation(&pv.ObjectMeta, annPreResize, a.before.String())
 		}
 	}
@@ -169,13 +159,13 @@ func expandedSize(reported int64, requested resource.Quantity) (resource.Quantit
 	return *size, nil
 }
 
-// modifyAnswer returns what the response a of a modification changes, and whether the claim still expects it.
-func (s claimState) modifyAnswer(a answer) (write step, expected bool) {
-	write = step{reason: "Modified", events: []event{modifySuccessEvent(s.key.Name, a.target)}}
+// modifyAnswer returns what the response a of a modification changes.
+func (s claimState) modifyAnswer(a answer) step {
+	write := step{reason: "Modified", events: []event{modifySuccessEvent(s.key.Name, a.target)}}
 	write.volume = func(pv *corev1.PersistentVolume) { pv.Spec.VolumeAttributesClassName = &a.target }
 	write.claim = func(c *corev1.PersistentVolumeClaim) { finishModification(c, a.target) }
 	if a.err != nil {
 		write.claim = func(c *corev1.PersistentVolumeClaim) { failModification(c, a, s.now) }
 	}
-	return write, s.claim != nil && s.intends(modify, target{key: a.target})
+	return write
 }

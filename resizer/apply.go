@@ -6,7 +6,6 @@ package resizer
 import (
 	"context"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,46 +33,35 @@ func (a *attempt) remember(event intent.Event, set func(*operationMemory)) {
 	_, _, _ = a.t.memories.Apply(a.key, change{Event: event, Set: set})
 }
 
-// apply executes step. It returns done if the operation waits for an event, or until a time. After an
-// error the operation is retried with back-off.
-func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool, until time.Time, err error) {
+// apply executes step. After an error the operation is retried with back-off.
+func (a *attempt) apply(ctx context.Context, s claimState, step step) error {
 	switch step.action {
 	case doFail:
-		return false, until, a.failed(ctx, s, step, final, step.err)
+		return a.failed(ctx, s, step, final, step.err)
 	case doReadClaim:
-		return false, until, a.readClaim(ctx, s.claim)
+		return a.readClaim(ctx, s.claim)
 	case doReadVolume:
-		return false, until, a.readVolume(ctx, s.volume)
+		return a.readVolume(ctx, s.volume)
 	case doReadSecret, doReadClass:
 		if err := a.read(ctx, step); err != nil {
-			return false, until, a.failed(ctx, s, step, final, err)
+			return a.failed(ctx, s, step, final, err)
 		}
 	case doWatchUsers:
-		return false, until, a.t.watchUsers(ctx)
-	case doWaitUnused:
-		// The end of the use looks for the stage, which was stored after the use was gathered.
-		if a.t.usageOf(a.key, s.volume.Name) != usageInUse {
-			return false, until, nil
-		}
-		if !s.call.Payload.waiting {
-			a.remember(0, func(m *operationMemory) { m.waiting = true })
-			a.t.event(s.claim, inUseEvent(s.claim, a.t.c.driver.name))
-		}
-		return true, step.until, nil
+		return a.t.watchUsers(ctx)
 	case doScheduleRetry:
 		a.scheduleRetry(s, step.target)
 	case doIntend:
-		return false, until, a.intend(ctx, s, step)
+		return a.intend(ctx, s, step)
 	case doExpand:
-		return false, until, a.expand(ctx, s, step)
+		return a.expand(ctx, s, step)
 	case doModify:
-		return false, until, a.modify(ctx, s, step)
+		return a.modify(ctx, s, step)
 	case doSaveVolume, doRemoveRecord:
-		return false, until, a.saveVolume(ctx, s, step)
+		return a.saveVolume(ctx, s, step)
 	case doSaveClaim, doCancel:
-		return false, until, a.saveClaim(ctx, s, step)
+		return a.saveClaim(ctx, s, step)
 	case doSaveError, doDiscard:
-		return false, until, a.saveError(ctx, s, step)
+		return a.saveError(ctx, s, step)
 	case doPend:
 		return a.pend(ctx, s, step)
 	case doAbandon:
@@ -81,15 +69,28 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) (done bool
 		a.remember(intent.Settle, nil)
 		a.t.event(s.claim, step.events...)
 	default:
-		err = fmt.Errorf("action %v has no implementation", step.action)
+		return fmt.Errorf("action %v has no implementation", step.action)
 	}
-	return false, until, err
+	return nil
+}
+
+// isInUse reports whether the volume is still in use: the end of the use looks for the stage, which was stored after the use was
+// gathered. It sends the event of the first wait.
+func (a *attempt) isInUse(s claimState) bool {
+	if a.t.usageOf(a.key, s.volume.Name) != usageInUse {
+		return false
+	}
+	if !s.call.Payload.waiting {
+		a.remember(0, func(m *operationMemory) { m.waiting = true })
+		a.t.event(s.claim, inUseEvent(s.claim, a.t.c.driver.name))
+	}
+	return true
 }
 
 // scheduleRetry chooses when the operation is retried with t, which was infeasible for an earlier process.
 func (a *attempt) scheduleRetry(s claimState, t target) {
 	turn := a.t.restarted.ReserveN(s.now, 1).DelayFrom(s.now)
-	slow := slowRetry{t.key, retryAfterRestart(s.now, turn, a.t.c.driver.retryMax, a.t.c.random())}
+	slow := delay{t.key, retryAfterRestart(s.now, turn, a.t.c.driver.RetryIntervalMax, a.t.c.random())}
 	a.remember(0, func(m *operationMemory) { m.slow = slow })
 }
 
@@ -200,17 +201,17 @@ func (a *attempt) saveError(ctx context.Context, s claimState, step step) error 
 			return err
 		}
 	}
-	answer, event := *unwritten(s.call), intent.Event(0)
+	answer, event := *s.call.Payload.answer, intent.Event(0)
 	if s.call.State == intent.Answered { // superseded
 		event = intent.Settle
 	}
 	a.remember(event, func(m *operationMemory) {
-		m.answer, m.failed = nil, nil
+		m.answer = nil
 		if step.action == doSaveError {
 			m.recorded = failureOf(answer)
 		}
 		if answer.kind == infeasible {
-			m.slow = slowRetry{answer.target, s.now.Add(a.t.c.driver.retryMax)}
+			m.slow = delay{answer.target, s.now.Add(a.t.c.driver.RetryIntervalMax)}
 		}
 	})
 	if answer.kind == infeasible {
@@ -220,14 +221,14 @@ func (a *attempt) saveError(ctx context.Context, s claimState, step step) error 
 }
 
 // pend records that a modification waits for its class.
-func (a *attempt) pend(ctx context.Context, s claimState, step step) (done bool, until time.Time, err error) {
+func (a *attempt) pend(ctx context.Context, s claimState, step step) error {
 	if step.claim != nil {
 		if written, err := a.writeClaim(ctx, s, step); err != nil || !written {
-			return false, until, err
+			return err
 		}
 	}
 	a.remember(0, func(m *operationMemory) { m.missingClass = step.target.key })
 	a.t.event(s.claim, step.events...)
 	a.t.watchClasses()
-	return true, s.now.Add(a.t.c.driver.retryMax), nil
+	return nil
 }

@@ -23,7 +23,6 @@ var attributesClasses = schema.GroupVersionResource{
 // listClasses returns an error if VolumeAttributesClasses cannot be listed. Then volumes are not modified.
 func (t *term) listClasses(ctx context.Context) error {
 	_, err := t.c.deps.Client.StorageV1().VolumeAttributesClasses().List(ctx, metav1.ListOptions{Limit: 1})
-	t.classesServed.Store(err == nil)
 	switch {
 	case err == nil:
 		t.c.noClasses.Store(nil)

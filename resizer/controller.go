@@ -64,10 +64,12 @@ type Controller struct {
 
 	claims  kube.Informer[*corev1.PersistentVolumeClaim]
 	volumes kube.Informer[*corev1.PersistentVolume]
-	users   users
+
+	users        atomic.Pointer[users] // nil: they are not watched yet
+	usersWatched sync.Once
 
 	term      atomic.Pointer[term]  // nil without the Lease
-	noClasses atomic.Pointer[error] // why VolumeAttributesClasses cannot be listed
+	noClasses atomic.Pointer[error] // why VolumeAttributesClasses cannot be listed; nil: they can
 	random    func() float64        // in [0,1)
 }
 
@@ -90,9 +92,8 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 
 func newDriver(cfg Config, d csiclient.Driver) driver {
 	driver := driver{
-		name: d.Name, inTree: migration.PluginOf(d.Name), modifies: d.Controller.ModifyVolume && cfg.VolumeAttributesClass,
+		Config: cfg, name: d.Name, inTree: migration.PluginOf(d.Name), modifies: d.Controller.ModifyVolume && cfg.VolumeAttributesClass,
 		publishes: d.Controller.PublishUnpublishVolume, singleNodeMultiWriter: d.Controller.SingleNodeMultiWriter,
-		annotates: cfg.AnnotateFsResize, extraMetadata: cfg.ExtraModifyMetadata, retryMax: cfg.RetryIntervalMax,
 	}
 	switch {
 	case d.Controller.ExpandVolume:
@@ -152,7 +153,6 @@ type term struct {
 	memories       *memories
 	registrations  kube.Registrations
 	background     sync.WaitGroup
-	classesServed  atomic.Bool
 	classesWatched sync.Once
 	usersHandled   sync.Once
 	// restarted limits how many operations that were infeasible for an earlier process are retried at the same time.
@@ -226,12 +226,17 @@ func (t *term) sync(ctx context.Context, k key) (next time.Time, err error) {
 			return time.Time{}, nil
 		case doWait:
 			return step.until, workloop.Waiting{}
+		case doWaitUnused:
+			if a.isInUse(s) {
+				return step.until, nil
+			}
+			continue
 		}
 		traced, end := tracing.StartSpan(ctx, step.action.String())
-		done, until, err := a.apply(traced, s, step)
+		err := a.apply(traced, s, step)
 		end(err)
-		if done || err != nil {
-			return until, err
+		if err != nil {
+			return time.Time{}, err
 		}
 	}
 	return time.Time{}, fmt.Errorf("reconciling PVC %s: not finished after %d steps", k, maxSteps)

@@ -24,6 +24,7 @@ const (
 
 // driver holds the name of the driver, its capabilities and the settings that decisions depend on.
 type driver struct {
+	Config
 	name                  string
 	inTree                string // plugin that the driver replaced, or ""
 	expansion             expansionMode
@@ -31,9 +32,6 @@ type driver struct {
 	publishes             bool // PUBLISH_UNPUBLISH_VOLUME
 	singleNodeMultiWriter bool // SINGLE_NODE_MULTI_WRITER
 	inUse                 inUsePolicy
-	annotates             bool // the feature gate AnnotateFsResize
-	extraMetadata         bool // --extra-modify-metadata
-	retryMax              time.Duration
 }
 
 // inUsePolicy is when the expansion of a volume in use waits.
@@ -108,9 +106,9 @@ type step struct {
 // decide returns the next step of an operation. It has no side effects and handles every state, also
 // states that no correct component produces.
 func (d driver) decide(o operation, s claimState) step {
-	switch answer := unwritten(s.call); {
-	case answer != nil:
-		return d.decideAnswer(o, s, *answer)
+	switch {
+	case s.call.Payload.answer != nil:
+		return d.decideAnswer(o, s, *s.call.Payload.answer)
 	case s.claim == nil:
 		return step{reason: "Deleted"}
 	case !isBound(s.claim):
@@ -185,13 +183,10 @@ func (d driver) mayNeed(o operation, claim *corev1.PersistentVolumeClaim, pv *co
 // decideSlowRetry returns the wait of an infeasible target of o, or false if there is none.
 func (d driver) decideSlowRetry(o operation, s claimState, t target) (step, bool) {
 	slow := s.call.Payload.slow
-	switch {
-	case o.infeasibleTarget(s.claim) == t.key && slow.target != t.key:
+	if o.infeasibleTarget(s.claim) == t.key && slow.target != t.key {
 		return step{action: doScheduleRetry, reason: stageInfeasible, target: t}, true
-	case slow.target == t.key && s.now.Before(slow.until):
-		return step{action: doWait, reason: stageInfeasible, until: slow.until}, true
 	}
-	return step{}, false
+	return slow.wait(t.key, s.now)
 }
 
 // sameErrorInterval limits how often the text of an error with an unchanged code is updated.

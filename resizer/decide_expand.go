@@ -98,10 +98,12 @@ func (d driver) decideExpand(s claimState) step {
 	case !wantsMore(s.claim):
 		return step{reason: "UpToDate"}
 	}
-	size, reason := d.expansionTarget(s)
+	size, reason := d.wantedSize(s)
 	if reason != "" {
 		return step{reason: reason}
 	}
+	t := s.only(target{size: size, key: bytesOf(size)})
+	size = t.size
 	if isTooLarge(size) {
 		err := fmt.Errorf("spec.resources.requests.storage of PVC \"%s/%s\" is %s, more than the %d bytes of the largest CSI request. "+
 			"Request less", s.claim.Namespace, s.claim.Name, &size, int64(math.MaxInt64))
@@ -110,7 +112,6 @@ func (d driver) decideExpand(s claimState) step {
 	if !s.volumeConfirmed && d.stepsBack(s.claim, size) {
 		return step{action: doReadVolume, reason: "Unconfirmed"}
 	}
-	t := target{size: size, key: bytesOf(size)}
 	if wait, ok := d.decideExpandWait(s, t); ok {
 		return wait
 	}
@@ -123,16 +124,7 @@ func (d driver) decideExpand(s claimState) step {
 	return d.decideExpandCall(s, t)
 }
 
-// expansionTarget returns the size to request, or the reason why the claim waits.
-func (d driver) expansionTarget(s claimState) (size resource.Quantity, reason string) {
-	size, reason = d.wantedSize(s)
-	if reason == "" && s.call.State.MayHaveEffect() { // no other size is requested, whatever the claim records
-		return s.call.Payload.target.size, ""
-	}
-	return size, reason
-}
-
-// wantedSize is expansionTarget without a call that may have an effect.
+// wantedSize returns the size to request, or the reason why the claim waits.
 func (d driver) wantedSize(s claimState) (size resource.Quantity, reason string) {
 	claim := s.claim
 	requested, capacity, volume := requestedSize(claim), capacityOf(claim), volumeSize(s.volume)
@@ -191,17 +183,16 @@ func (d driver) stepsBack(claim *corev1.PersistentVolumeClaim, size resource.Qua
 // decideExpandWait returns the step that delays the expansion to t, or false.
 func (d driver) decideExpandWait(s claimState, t target) (step, bool) {
 	m := s.call.Payload
-	if resizeStatus(s.claim) == nodeInfeasible && m.nodeReset.requested == bytesOf(requestedSize(s.claim)) {
-		if until := m.nodeReset.at.Add(d.retryMax); s.now.Before(until) {
-			return step{action: doWait, reason: stageInfeasible, until: until}, true
-		}
+	wait, delayed := m.nodeReset.wait(bytesOf(requestedSize(s.claim)), s.now)
+	if delayed && resizeStatus(s.claim) == nodeInfeasible {
+		return wait, true
 	}
 	if d.inUse == inUseAlways || d.inUse == inUseAfterError && m.inUseError {
 		switch s.usage {
 		case usageUnknown:
 			return step{action: doWatchUsers, reason: stageInUse}, true
 		case usageInUse:
-			return step{action: doWaitUnused, reason: stageInUse, until: s.now.Add(d.retryMax)}, true
+			return step{action: doWaitUnused, reason: stageInUse, until: s.now.Add(d.RetryIntervalMax)}, true
 		}
 	}
 	return d.decideSlowRetry(expand, s, t)

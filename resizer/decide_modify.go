@@ -24,11 +24,12 @@ func currentClass(claim *corev1.PersistentVolumeClaim) string {
 // decideModify returns the next step of the modification of a claim of the driver.
 func (d driver) decideModify(s claimState) step {
 	requested := requestedClass(s.claim)
-	record, inProgress := modify.inProgress(s.claim)
-	recorded, unknown := record.key, s.call.State.MayHaveEffect()
-	if unknown {
-		recorded, inProgress = s.call.Args, true
+	t, inProgress := modify.inProgress(s.claim)
+	inProgress = inProgress || s.call.State.MayHaveEffect()
+	if requested != "" {
+		t = target{key: requested}
 	}
+	t = s.only(t)
 	switch {
 	case !d.modifies || s.volume.Spec.CSI == nil:
 		return step{reason: "NotSupported"}
@@ -43,59 +44,53 @@ func (d driver) decideModify(s claimState) step {
 	case !s.classesServed:
 		return step{reason: "ClassesNotAvailable"} // it enqueues the claim when they are
 	}
-	// While the outcome of the recorded class is unknown, the volume gets no other class.
-	if unknown || inProgress && requested == "" {
-		return d.decideRepeatedModify(s, recorded, requested)
-	}
-	retry, slow := d.decideSlowRetry(modify, s, target{key: requested})
-	slow = slow && s.call.Payload.missingClass != requested // else the class itself was rejected, and is watched
+	// The class of an infeasible target is read again, unless the class itself was rejected, and is watched.
+	retry, slow := d.decideSlowRetry(modify, s, t)
+	slow = slow && !s.repeats(t) && s.call.Payload.missingClass != t.key
 	if slow && retry.action == doWait {
 		return retry
 	}
-	infeasible := modify.infeasibleTarget(s.claim) == requested
-	switch err, known := d.checkClass(s, requested); {
+	switch err, known := d.checkClass(s, t.key); {
 	case !known:
-		return step{action: doReadClass, reason: stageClassNeeded, target: target{key: requested}}
-	case err != nil && s.call.Payload.missingClass == requested && (s.classes[requested] == nil || infeasible):
-		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.retryMax)}
+		return step{action: doReadClass, reason: stageClassNeeded, target: t}
 	case err != nil:
-		record := pendModification
-		if s.classes[requested] != nil {
-			record = func(c *corev1.PersistentVolumeClaim) { rejectModification(c, requested, err, s.now) }
-		}
-		return step{action: doPend, reason: stageClassMissing, target: target{key: requested}, claim: record,
-			events: []event{modifyFailedEvent(err.Error())}}
+		return d.decideUnusableClass(s, t, err)
 	case slow: // an earlier process had the error
 		return retry
 	}
-	return d.decideModifyCall(s, target{key: requested})
+	return d.decideModifyCall(s, t)
 }
 
-// decideRepeatedModify returns the next step of a modification that must be repeated with equal
-// arguments. If its class was deleted, the class that the claim requests replaces it.
-func (d driver) decideRepeatedModify(s claimState, recorded, requested string) step {
-	err, known := d.checkClass(s, recorded)
-	switch {
-	case !known:
-		return step{action: doReadClass, reason: stageClassNeeded, target: target{key: recorded}}
-	case err == nil:
-		return d.decideModifyCall(s, target{key: recorded})
-	}
-	if requested != "" && requested != recorded {
+// repeats reports whether the modification to t is repeated with equal arguments, and is not just requested.
+func (s claimState) repeats(t target) bool {
+	return s.call.State.MayHaveEffect() || t.key != requestedClass(s.claim)
+}
+
+// decideUnusableClass returns the next step of a modification to a class that the volume cannot have, because of err. If it is to be
+// repeated, the class that the claim requests replaces it.
+func (d driver) decideUnusableClass(s claimState, t target, err error) step {
+	requested, repeated, class := requestedClass(s.claim), s.repeats(t), s.classes[t.key]
+	if repeated && requested != "" && requested != t.key {
 		replacement, known := d.checkClass(s, requested)
 		switch {
 		case !known:
 			return step{action: doReadClass, reason: stageClassNeeded, target: target{key: requested}}
 		case replacement == nil:
-			return step{action: doAbandon, reason: "ClassDeleted", target: target{key: recorded},
-				events: []event{modifyFailedEvent(err.Error())}}
+			return step{action: doAbandon, reason: "ClassDeleted", target: t, events: []event{modifyFailedEvent(err.Error())}}
 		}
 	}
-	if s.call.Payload.missingClass == recorded {
-		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.retryMax)}
+	if s.call.Payload.missingClass == t.key && (repeated || class == nil || modify.infeasibleTarget(s.claim) == t.key) {
+		return step{action: doWait, reason: stageClassMissing, until: s.now.Add(d.RetryIntervalMax)}
 	}
-	return step{action: doPend, reason: stageClassMissing, target: target{key: recorded},
-		events: []event{modifyFailedEvent(err.Error())}}
+	pend := step{action: doPend, reason: stageClassMissing, target: t, events: []event{modifyFailedEvent(err.Error())}}
+	switch {
+	case repeated: // the record remains
+	case class == nil:
+		pend.claim = pendModification
+	default:
+		pend.claim = func(c *corev1.PersistentVolumeClaim) { rejectModification(c, t.key, err, s.now) }
+	}
+	return pend
 }
 
 // checkClass returns why the volume cannot be modified to a class, or nil. It returns false if the class was not read yet.

@@ -92,7 +92,7 @@ func settled(s string) func(*claimState) { return in(intent.Settled, size(s)) }
 func unknown(s string) func(*claimState) { return in(intent.Unknown, size(s)) }
 
 func expanding() driver {
-	return driver{name: testDriver, expansion: expandsController, annotates: true, retryMax: time.Minute}
+	return driver{name: testDriver, expansion: expandsController, Config: Config{AnnotateFsResize: true, RetryIntervalMax: time.Minute}}
 }
 
 // TestExpansionTarget goes through the table of the sizes to request.
@@ -165,7 +165,8 @@ func TestExpansionTarget(t *testing.T) {
 			d.expansion = mode
 			s := testState(tt.state...)
 			s.call = expand.callOf(s.call, s.claim)
-			got, reason := d.expansionTarget(s)
+			got, reason := d.wantedSize(s)
+			got = s.only(target{size: got}).size
 			if reason != "" && want != none || reason == "" && (want == none || got.String() != want) {
 				t.Errorf("%s, mode %v: got %v (%s), want %q", name, mode, got.String(), reason, want)
 			}
@@ -214,12 +215,12 @@ func TestDecideExpand(t *testing.T) {
 	infeasible2Gi := sizes("2Gi", "1Gi", "2Gi", controllerInfeasible, "1Gi")
 	slow := func(until time.Duration) func(*claimState) {
 		return func(s *claimState) {
-			s.call.Payload.slow = slowRetry{bytesOf(resource.MustParse("2Gi")), now.Add(until)}
+			s.call.Payload.slow = delay{bytesOf(resource.MustParse("2Gi")), now.Add(until)}
 		}
 	}
 	reset := func(before time.Duration) func(*claimState) {
 		return func(s *claimState) {
-			s.call.Payload.nodeReset = nodeReset{bytesOf(requestedSize(s.claim)), now.Add(-before)}
+			s.call.Payload.nodeReset = delay{bytesOf(requestedSize(s.claim)), now.Add(time.Minute - before)}
 		}
 	}
 	for name, tt := range map[string]struct {
@@ -368,11 +369,10 @@ func expandAnswer(change func(*answer)) func(*claimState) {
 
 // answered: the driver has returned a.
 func answered(s *claimState, a *answer) {
-	if a.err != nil {
-		s.call.Payload.failed = a
-		return
+	s.call.Payload.answer = a
+	if a.err == nil {
+		s.call.State = intent.Answered
 	}
-	s.call.State, s.call.Payload.answer = intent.Answered, a
 }
 
 func TestDecideExpandAnswer(t *testing.T) {
@@ -440,7 +440,7 @@ func TestDecideModify(t *testing.T) {
 	class := func(name string) target { return target{key: name} }
 	known := func(name string) func(*claimState) { return in(intent.Planned, class(name)) }
 	slow := func(until time.Duration) func(*claimState) {
-		return func(s *claimState) { s.call.Payload.slow = slowRetry{"gold", now.Add(until)} }
+		return func(s *claimState) { s.call.Payload.slow = delay{"gold", now.Add(until)} }
 	}
 	modifying := func(s *claimState) {
 		recorded, _ := modify.status(s.claim)
@@ -514,7 +514,7 @@ func TestDecideModify(t *testing.T) {
 		"failed": {[]func(*claimState){vac("gold", "", "InProgress", "gold"),
 			answered(func(a *answer) { a.err = errors.New("x") })}, doSaveError, ""},
 	} {
-		d := driver{name: testDriver, modifies: true, retryMax: time.Minute}
+		d := driver{name: testDriver, modifies: true, Config: Config{RetryIntervalMax: time.Minute}}
 		got := decide(d, modify, testState(tt.state...))
 		if got.action != tt.want || tt.target != "" && got.target.key != tt.target {
 			t.Errorf("%s: got %v %q (%s), want %v", name, got.action, got.target.key, got.reason, tt.want)

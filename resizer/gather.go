@@ -52,7 +52,7 @@ type claimState struct {
 	// volumeConfirmed: likewise, of the PersistentVolume.
 	volumeConfirmed bool
 	usage           usage
-	// classesServed: VolumeAttributesClasses can be read.
+	// classesServed: VolumeAttributesClasses can be read. A driver that modifies no volumes does not need them.
 	classesServed bool
 	call          call
 	now           time.Time
@@ -79,11 +79,11 @@ func (t *term) gather(k key, r reads) claimState {
 		}
 		s.call = k.Operation.callOf(s.call, s.claim)
 	}
-	if answer := unwritten(s.call); answer != nil {
+	if answer := s.call.Payload.answer; answer != nil {
 		volume = answer.volume.Name
 	}
 	s.volume, s.volumeConfirmed, _ = t.volumes.Fresh(volume)
-	s.classesServed = t.classesServed.Load()
+	s.classesServed = t.c.noClasses.Load() == nil
 	if k.Operation == expand && s.volume != nil {
 		s.usage = t.usageOf(k, s.volume.Name)
 	}

@@ -25,11 +25,8 @@ func (t *term) register() {
 	t.registrations.Add(t.c.volumes.Handle(kube.Handlers[*corev1.PersistentVolume]{
 		Add: t.volumeAdded, Update: t.volumeUpdated,
 	}))
-	t.c.users.mu.Lock()
-	watched := t.c.users.watched // in an earlier term
-	t.c.users.mu.Unlock()
-	if watched {
-		t.handleUsers()
+	if users := t.c.users.Load(); users != nil { // since an earlier term
+		t.handleUsers(users)
 	}
 }
 

@@ -6,7 +6,7 @@ package resizer
 import (
 	"context"
 	"fmt"
-	"sync"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,10 +20,35 @@ import (
 // VolumeAttachments of a driver that publishes volumes, else the Pods. A missing permission means that no
 // volume is in use. The watch lasts until the process exits.
 type users struct {
-	mu          sync.Mutex
-	watched     bool
-	attachments kube.Informer[*storagev1.VolumeAttachment]
-	pods        kube.Informer[*corev1.Pod]
+	resource string
+	synced   func() bool
+	// inUse reports whether the volume with that name, of that claim, is in use.
+	inUse func(volume, claim string) bool
+	// handle registers the handlers that end the wait of claims.
+	handle func(*term) (kube.Registration, error)
+}
+
+// newUsers requests the informer of what uses volumes.
+func (c *Controller) newUsers() *users {
+	informers := c.deps.Informers.IfAllowed()
+	if c.driver.publishes {
+		attachments := informers.Attachments()
+		return &users{
+			resource: "volumeattachments", synced: attachments.Synced,
+			inUse: func(volume, _ string) bool { return len(attachments.ByIndex(kube.ByVolume, volume)) > 0 },
+			handle: func(t *term) (kube.Registration, error) {
+				return attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: t.attachmentDeleted})
+			},
+		}
+	}
+	pods := informers.Pods()
+	return &users{
+		resource: "pods", synced: pods.Synced,
+		inUse: func(_, claim string) bool {
+			return slices.ContainsFunc(pods.ByIndex(kube.ByClaim, claim), func(pod *corev1.Pod) bool { return !isTerminated(pod) })
+		},
+		handle: func(t *term) (kube.Registration, error) { return pods.Handle(t.podHandlers()) },
+	}
 }
 
 // usersLimit bounds the wait for the first list.
@@ -31,79 +56,43 @@ const usersLimit = 30 * time.Second
 
 // watchUsers starts the watch, and returns when its first list is complete or forbidden.
 func (t *term) watchUsers(ctx context.Context) error {
-	t.c.users.mu.Lock()
-	if !t.c.users.watched {
-		if t.c.driver.publishes {
-			t.c.users.attachments = t.c.deps.Informers.IfAllowed().Attachments()
-		} else {
-			t.c.users.pods = t.c.deps.Informers.IfAllowed().Pods()
-		}
-		t.c.users.watched = true
+	t.c.usersWatched.Do(func() {
+		t.c.users.Store(t.c.newUsers())
 		t.c.deps.Informers.StartLate()
-	}
-	t.c.users.mu.Unlock()
-	t.handleUsers()
+	})
+	users := t.c.users.Load()
+	t.handleUsers(users)
 	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, usersLimit, true,
-		func(context.Context) (bool, error) { return t.usersListed(), nil })
+		func(context.Context) (bool, error) { return t.c.isListed(users), nil })
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
-		return fmt.Errorf("listing %s: the API server did not respond within %v", t.usersResource(), usersLimit)
+		return fmt.Errorf("listing %s: the API server did not respond within %v", users.resource, usersLimit)
 	}
 	return nil
 }
 
-// usersListed reports whether the first list is complete or forbidden.
-func (t *term) usersListed() bool {
-	synced := t.c.users.pods.Synced
-	if t.c.driver.publishes {
-		synced = t.c.users.attachments.Synced
-	}
-	return synced() || t.c.deps.Informers.Forbidden()[t.usersResource()] != nil
+// isListed reports whether the first list of u is complete or forbidden.
+func (c *Controller) isListed(u *users) bool {
+	return u.synced() || c.deps.Informers.Forbidden()[u.resource] != nil
 }
 
-// usersResource returns the resource that uses volumes.
-func (t *term) usersResource() string {
-	if t.c.driver.publishes {
-		return "volumeattachments"
-	}
-	return "pods"
-}
-
-// handleUsers registers the handlers that end the wait of claims, once per term.
-func (t *term) handleUsers() {
-	t.usersHandled.Do(func() {
-		if t.c.driver.publishes {
-			t.registrations.AddUnawaited(t.c.users.attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{
-				Delete: t.attachmentDeleted,
-			}))
-			return
-		}
-		t.registrations.AddUnawaited(t.c.users.pods.Handle(t.podHandlers()))
-	})
+// handleUsers registers the handlers, once per term.
+func (t *term) handleUsers(u *users) {
+	t.usersHandled.Do(func() { t.registrations.AddUnawaited(u.handle(t)) })
 }
 
 // usageOf reports whether the volume of the claim of k is in use.
 func (t *term) usageOf(k key, volume string) usage {
-	if t.c.driver.inUse == inUseNeverWaits {
-		return usageUnused
-	}
-	t.c.users.mu.Lock()
-	watched := t.c.users.watched
-	t.c.users.mu.Unlock()
+	users := t.c.users.Load()
 	switch {
-	case !watched || !t.usersListed():
-		return usageUnknown
-	case t.c.driver.publishes && len(t.c.users.attachments.ByIndex(kube.ByVolume, volume)) > 0:
-		return usageInUse
-	case t.c.driver.publishes:
+	case t.c.driver.inUse == inUseNeverWaits:
 		return usageUnused
-	}
-	for _, pod := range t.c.users.pods.ByIndex(kube.ByClaim, k.claim()) {
-		if !isTerminated(pod) {
-			return usageInUse
-		}
+	case users == nil || !t.c.isListed(users):
+		return usageUnknown
+	case users.inUse(volume, k.claim()):
+		return usageInUse
 	}
 	return usageUnused
 }

@@ -44,23 +44,21 @@ type operationMemory struct {
 	target target
 	// intended is the target that this process has recorded last.
 	intended string
-	// answer is the response in the state Answered.
+	// answer is the response that is not written to the API yet: a success in the state Answered, else an error.
 	answer *answer
-	// failed is a response with an error that is not written to the claim yet.
-	failed *answer
 	// recorded is the error that was last written to the conditions.
 	recorded failure
 	// slow delays the retry of an infeasible target.
-	slow slowRetry
+	slow delay
 	// refused is the refused write for which an event was last sent.
 	refused failure
 	// began is when this process wrote the intent.
 	began time.Time
 
 	// Of expansions only.
-	inUseError bool // the last response was FailedPrecondition
-	waiting    bool // for the end of the use of the volume; the event was sent
-	nodeReset  nodeReset
+	inUseError bool  // the last response was FailedPrecondition
+	waiting    bool  // for the end of the use of the volume; the event was sent
+	nodeReset  delay // of another start of the expansion to this request, which is infeasible on the node
 
 	// missingClass is the VolumeAttributesClass for which a modification waits.
 	missingClass string
@@ -72,16 +70,15 @@ type failure struct {
 	at                 time.Time
 }
 
-// slowRetry delays the next call for target.
-type slowRetry struct {
+// delay is a time until which nothing is done for target.
+type delay struct {
 	target string
 	until  time.Time
 }
 
-// nodeReset is the last time that an expansion which is infeasible on the node was started again.
-type nodeReset struct {
-	requested string
-	at        time.Time
+// wait returns the step that waits for the end of d, if that delays target at that time.
+func (d delay) wait(target string, now time.Time) (wait step, delays bool) {
+	return step{action: doWait, reason: stageInfeasible, until: d.until}, d.target == target && now.Before(d.until)
 }
 
 // memories holds the operations of a term.

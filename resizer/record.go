@@ -22,6 +22,15 @@ func (o operation) callOf(c call, claim *corev1.PersistentVolumeClaim) call {
 	return c
 }
 
+// only returns the target that is requested instead of t: while a call may have an effect nothing but its target is, whatever the claim
+// requests and records.
+func (s claimState) only(t target) target {
+	if s.call.State.MayHaveEffect() {
+		return s.call.Payload.target
+	}
+	return t
+}
+
 // status returns the target that claim names for o, and the status of that target, "" for none.
 func (o operation) status(claim *corev1.PersistentVolumeClaim) (t target, status string) {
 	if o == modify {
@@ -58,16 +67,16 @@ func (o operation) condition() corev1.PersistentVolumeClaimConditionType {
 	return corev1.PersistentVolumeClaimResizing
 }
 
-// intends reports whether the claim records that the driver is called with t.
-func (s claimState) intends(o operation, t target) bool {
+// intends reports whether the claim records that the driver is called with the target of that key.
+func (s claimState) intends(o operation, key string) bool {
 	recorded, ok := o.inProgress(s.claim)
-	return ok && recorded.key == t.key
+	return ok && recorded.key == key
 }
 
 // recordOf returns what the claim records about a call with t.
 func (s claimState) recordOf(o operation, t target) intent.Recorded {
 	switch {
-	case !s.intends(o, t):
+	case !s.intends(o, t.key):
 		return intent.None
 	case s.call.Payload.intended != t.key:
 		return intent.Other
@@ -141,7 +150,7 @@ func (a *attempt) intended(s claimState, step step) {
 			m.began = s.now
 		}
 		if step.resets {
-			m.nodeReset = nodeReset{bytesOf(requestedSize(s.claim)), s.now}
+			m.nodeReset = delay{bytesOf(requestedSize(s.claim)), s.now.Add(a.t.c.driver.RetryIntervalMax)}
 		}
 	})
 	a.t.event(s.claim, step.events...)

@@ -72,7 +72,7 @@ func (d driver) modifyRequest(
 	src source, claim *corev1.PersistentVolumeClaim, class *storagev1.VolumeAttributesClass, secrets map[string]string,
 ) *csi.ControllerModifyVolumeRequest {
 	parameters := maps.Clone(class.Parameters)
-	if d.extraMetadata {
+	if d.ExtraModifyMetadata {
 		if parameters == nil {
 			parameters = map[string]string{}
 		}

@@ -5,6 +5,7 @@ package resizer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -20,7 +21,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
@@ -49,8 +49,8 @@ func (f *fixture) detach(claim string) {
 func (f *fixture) unused(claim string) {
 	f.Helper()
 	kubetest.Eventually(f.T, "the detachment is watched", func(context.Context) error {
-		if n := len(f.c.users.attachments.ByIndex(kube.ByVolume, f.pvName(claim))); n > 0 {
-			return fmt.Errorf("%d VolumeAttachments", n)
+		if f.c.users.Load().inUse(f.pvName(claim), "") {
+			return errors.New("the volume has a VolumeAttachment")
 		}
 		return nil
 	})

@@ -233,25 +233,11 @@ type unusable struct{ error }
 
 func (e unusable) Unwrap() error { return e.error }
 
-// unwritten returns the response about a content that is not written to its status yet, or nil.
-func unwritten(e entry) *answer {
-	if e.State == intent.Answered {
-		return e.Payload.answer
-	}
-	return e.Payload.checked
-}
-
-// createdAgain reports whether a repeated CreateSnapshot has returned another snapshot than that of the status of c: an earlier
-// leader had deleted that one. Both are deleted.
-func (c *content) createdAgain(e entry) bool {
-	return e.State == intent.Answered && c.known().handle != "" && e.Payload.answer.handle != c.known().handle
-}
-
 // askAgain drops a response that cannot be written. If it is that of a CreateSnapshot, the driver may also have another snapshot, for
 // which a deletion asks it again.
 func (l *loop) askAgain(uid types.UID) error {
-	l.remember(uid, func(m *memory) { m.checked = nil })
-	return l.happened(uid, intent.Lose, func(m *memory) { m.answer = nil })
+	l.remember(uid, func(m *memory) { m.answer = nil })
+	return l.happened(uid, intent.Lose, nil)
 }
 
 // endedBy reports whether err, with which a create call has failed, ends the wait for its outcome, and why the snapshot may

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
@@ -18,9 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
@@ -42,85 +40,70 @@ var schemeOf = sync.OnceValue(func() *runtime.Scheme {
 	return s
 })
 
+// object is an object of the API.
+type object interface {
+	metav1.Object
+	runtime.Object
+}
+
 // resource calls the API server for the objects of one kind, which are cluster-scoped.
 type resource struct {
 	schema.GroupVersionResource
-	empty runtime.Object // of the kind
-	rest  rest.Interface
-	codec runtime.ParameterCodec
+	*gentype.ClientWithList[object, runtime.Object]
+	empty object // of the kind
 }
 
 func newResource(config *rest.Config, version schema.GroupVersion, kind string) (r resource, err error) {
 	r.GroupVersionResource, _ = meta.UnsafeGuessKindToResource(version.WithKind(kind))
-	r.codec = runtime.NewParameterCodec(schemeOf())
-	if r.empty, err = schemeOf().New(version.WithKind(kind)); err == nil {
-		c := kube.ForCustomResources(config)
-		c.GroupVersion, c.APIPath = &version, "/apis"
-		c.NegotiatedSerializer = serializer.NewCodecFactory(schemeOf()).WithoutConversion()
-		r.rest, err = rest.RESTClientFor(c)
-	}
-	if err != nil {
+	c := kube.ForCustomResources(config)
+	c.GroupVersion, c.APIPath = &version, "/apis"
+	c.NegotiatedSerializer = serializer.NewCodecFactory(schemeOf()).WithoutConversion()
+	client, errClient := rest.RESTClientFor(c)
+	empty, errKind := schemeOf().New(version.WithKind(kind))
+	list, errList := schemeOf().New(version.WithKind(kind + "List"))
+	if err := errors.Join(errClient, errKind, errList); err != nil {
 		return r, fmt.Errorf("creating the client of %s: %w", r.Resource, err)
 	}
+	r.empty = empty.(object)
+	r.ClientWithList = gentype.NewClientWithList(r.Resource, client, runtime.NewParameterCodec(schemeOf()), "",
+		func() object { return empty.DeepCopyObject().(object) }, list.DeepCopyObject)
 	return r, nil
-}
-
-// get reads the object with that name.
-func (r resource) get(ctx context.Context, name string) (runtime.Object, error) {
-	return r.send(ctx, r.rest.Get(), name, &metav1.GetOptions{})
-}
-
-// send sends a request about the object with that name, and returns the object in the response.
-func (r resource) send(ctx context.Context, request *rest.Request, name string, opts runtime.Object) (runtime.Object, error) {
-	o := r.empty.DeepCopyObject()
-	err := request.Resource(r.Resource).Name(name).VersionedParams(opts, r.codec).Do(ctx).Into(o)
-	return o, err
-}
-
-func (r resource) list(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-	return r.all(&opts).Do(ctx).Get()
-}
-
-func (r resource) watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
-	opts.Watch = true
-	return r.all(&opts).Watch(ctx)
-}
-
-// all returns a request for all objects.
-func (r resource) all(opts *metav1.ListOptions) *rest.Request {
-	timeout := time.Duration(ptr.Deref(opts.TimeoutSeconds, 0)) * time.Second
-	return r.rest.Get().Resource(r.Resource).VersionedParams(opts, r.codec).Timeout(timeout)
 }
 
 // source returns the watch of r.
 func (r resource) source(transform func(any) (any, error)) kube.Source[runtime.Object] {
 	return kube.Source[runtime.Object]{
-		Resource: r.GroupVersionResource, Object: r.empty, List: r.list, Watch: r.watch, Transform: transform,
+		Resource: r.GroupVersionResource, Object: r.empty, List: r.List, Watch: r.Watch, Transform: transform,
 	}
 }
 
-// writer reads contents, and writes them or a subresource of them.
+// writer reads contents, and writes them or their status.
 type writer struct {
-	contents     resource
-	subresources []string
+	contents resource
+	status   bool
 }
 
 func (w writer) Get(ctx context.Context, name string, opts metav1.GetOptions) (*content, error) {
-	return w.send(ctx, w.contents.rest.Get(), name, &opts)
+	o, err := w.contents.Get(ctx, name, opts)
+	return contentOf(o), err
 }
 
 func (w writer) Update(ctx context.Context, c *content, opts metav1.UpdateOptions) (*content, error) {
-	return w.send(ctx, w.contents.rest.Put().SubResource(w.subresources...).Body(c.raw), c.Name, &opts)
+	update := w.contents.Update
+	if w.status {
+		update = w.contents.UpdateStatus
+	}
+	o, err := update(ctx, c.raw, opts)
+	return contentOf(o), err
 }
 
 func (w writer) Patch(
-	ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, _ ...string,
+	ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, subresources ...string,
 ) (*content, error) {
-	return w.send(ctx, w.contents.rest.Patch(pt).SubResource(w.subresources...).Body(data), name, &opts)
-}
-
-func (w writer) send(ctx context.Context, request *rest.Request, name string, opts runtime.Object) (*content, error) {
-	o, err := w.contents.send(ctx, request, name, opts)
+	if w.status {
+		subresources = []string{"status"}
+	}
+	o, err := w.contents.Patch(ctx, name, pt, data, opts, subresources...)
 	return contentOf(o), err
 }
 

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -20,8 +21,14 @@ import (
 func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 	c := s.content
 	switch step.action {
-	case doReportCreation, doReportCheck, doReportDeletion:
-		return l.report(ctx, c, step.action, step.err, step.cause)
+	case doReportCreation, doReportCheck:
+		return l.report(ctx, c, step.action, step.err)
+	case doReportDeletion:
+		err := l.reportDeletion(ctx, c, step.err)
+		if step.cause.reason != "" && ctx.Err() == nil {
+			l.announce(c, step.cause)
+		}
+		return err
 	case doSettle:
 		return l.happened(c.UID, intent.Settle, nil)
 	case doAnnounce:
@@ -34,9 +41,9 @@ func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 	case doReadSecret:
 		return l.readSecret(ctx, c, step, r)
 	case doReadContent:
-		return l.readContent(ctx, c, step, r)
+		return l.readContent(ctx, s, step, r)
 	case doReadClass:
-		return l.readNamedClass(ctx, c, step, r)
+		return l.readNamedClass(ctx, c, r)
 	case doRecordRequest:
 		return l.record(ctx, c, step)
 	case doCreate:
@@ -60,38 +67,41 @@ func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 		return l.delete(ctx, s, step)
 	case doClearStatus:
 		if err := l.patchStatus(ctx, c, step.status); err != nil {
-			return l.report(ctx, c, doReportDeletion, fmt.Errorf("Failed to clear content status: %w", err), cause{})
+			return l.reportDeletion(ctx, c, fmt.Errorf("Failed to clear content status: %w", err))
 		}
 		return nil
 	case doRemoveFinalizer:
-		return l.removeFinalizer(ctx, c, step)
+		return l.removeFinalizer(ctx, s, step)
 	}
 	return fmt.Errorf("action %v has no implementation", step.action)
 }
 
 // readContent reads c from the API server.
-func (l *loop) readContent(ctx context.Context, c *content, step step, r *reads) error {
-	read := election.Now()
-	_, _, err := l.objects.Refetch(ctx, l.writer, c)
+func (l *loop) readContent(ctx context.Context, s state, step step, r *reads) (err error) {
+	c, read := s.content, election.Now()
+	if s.orphan {
+		err = l.confirmOrphan(ctx, c)
+	} else {
+		_, _, err = l.objects.Refetch(ctx, l.writer, c)
+	}
 	switch {
 	case err == nil:
 		r.read = read
 		return nil
 	case step.report == doReportDeletion:
-		return l.report(ctx, c, step.report, deletionError(c, fmt.Errorf("reading the content: %w", err)), cause{})
+		return l.reportDeletion(ctx, c, deletionError(c, fmt.Errorf("reading the content: %w", err)))
 	}
 	return fmt.Errorf("reading %s %q from the API server: %w", c.kind.name, c.Name, err)
 }
 
 // readNamedClass reads the class of c from the API server.
-func (l *loop) readNamedClass(ctx context.Context, c *content, step step, r *reads) error {
-	class, err := l.classes.get(ctx, c.class)
+func (l *loop) readNamedClass(ctx context.Context, c *content, r *reads) error {
+	class, err := l.classes.Get(ctx, c.class, metav1.GetOptions{})
 	switch {
 	case err == nil:
 		r.class = classOf(class)
 	case !kube.IsNotFound(err):
-		err = deletionError(c, fmt.Errorf("reading %s %q: %w", c.classKind, c.class, err))
-		return l.report(ctx, c, step.report, err, cause{})
+		return l.reportDeletion(ctx, c, deletionError(c, fmt.Errorf("reading %s %q: %w", c.classKind, c.class, err)))
 	}
 	r.classRead = true
 	return nil
@@ -108,13 +118,13 @@ func (l *loop) readSecret(ctx context.Context, c *content, step step, r *reads) 
 			r.noSecret = err
 			return nil
 		}
-		return l.report(ctx, c, step.report, credentials(c, err), cause{})
+		return l.reportDeletion(ctx, c, credentials(c, err))
 	}
 	err = fmt.Errorf("cannot get credentials for %s content %q: %w", c.noun, c.Name, err)
 	if step.report == doReportCheck {
-		return l.report(ctx, c, step.report, checkError(c, err), cause{})
+		return l.report(ctx, c, step.report, checkError(c, err))
 	}
-	return l.report(ctx, c, step.report, inputsError(c, err.Error()), cause{})
+	return l.report(ctx, c, step.report, inputsError(c, err.Error()))
 }
 
 // exists reports whether c is in the cache.
@@ -139,9 +149,9 @@ func (l *loop) check(ctx context.Context, s state) error {
 		l.remember(s.content.UID, func(m *memory) { m.absent = true })
 		return nil
 	case err != nil:
-		return l.report(ctx, s.content, doReportCheck, failure{checkError(s.content, err), err}, cause{})
+		return l.report(ctx, s.content, doReportCheck, failure{checkError(s.content, err), err})
 	}
-	l.remember(s.content.UID, func(m *memory) { m.checked = a })
+	l.remember(s.content.UID, func(m *memory) { m.answer = a })
 	return nil
 }
 
@@ -172,7 +182,7 @@ func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 			}
 			switch {
 			case kube.IsUnstorable(err):
-				return l.report(ctx, c, report, unusable{err}, cause{})
+				return l.report(ctx, c, report, unusable{err})
 			case kube.IsRefused(err):
 				l.eventOnce(c, "status", warning, reason, err.Error())
 			}
@@ -195,7 +205,7 @@ func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 		klog.FromContext(ctx).Info("Snapshot is ready to use", "snapshotHandle", a.handle)
 	}
 	if a.problem != nil {
-		return l.report(ctx, c, doReportCheck, a.problem, cause{})
+		return l.report(ctx, c, doReportCheck, a.problem)
 	}
 	return nil
 }

@@ -21,8 +21,7 @@ type calls interface {
 	check(ctx context.Context, c *content, secrets map[string]string) (*answer, error)
 	// members returns the snapshots of a group; none if it does not exist.
 	members(ctx context.Context, handle string, secrets map[string]string) ([]string, error)
-	// delete deletes a snapshot, or a group with these snapshots.
-	delete(ctx context.Context, handle string, snapshots []string, secrets map[string]string) error
+	delete(ctx context.Context, s snapshot, secrets map[string]string) error
 }
 
 // snapshotCalls calls the driver for a VolumeSnapshotContent.
@@ -93,8 +92,8 @@ func (s snapshotCalls) members(context.Context, string, map[string]string) ([]st
 	return nil, nil
 }
 
-func (s snapshotCalls) delete(ctx context.Context, handle string, _ []string, secrets map[string]string) error {
-	_, err := s.c.deps.CSI.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: handle, Secrets: secrets})
+func (s snapshotCalls) delete(ctx context.Context, o snapshot, secrets map[string]string) error {
+	_, err := s.c.deps.CSI.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: o.handle, Secrets: secrets})
 	return err
 }
 
@@ -133,9 +132,9 @@ func (g groupCalls) members(ctx context.Context, handle string, secrets map[stri
 	return ids, nil
 }
 
-func (g groupCalls) delete(ctx context.Context, handle string, ids []string, secrets map[string]string) error {
+func (g groupCalls) delete(ctx context.Context, o snapshot, secrets map[string]string) error {
 	_, err := g.c.deps.GroupCSI.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{
-		GroupSnapshotId: handle, SnapshotIds: ids, Secrets: secrets,
+		GroupSnapshotId: o.handle, SnapshotIds: o.members, Secrets: secrets,
 	})
 	return err
 }

@@ -13,15 +13,16 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
 // content holds what decisions read of a VolumeSnapshotContent or a VolumeGroupSnapshotContent.
 type content struct {
 	*kind
 	*metav1.ObjectMeta
-	raw    runtime.Object // the API object, for an update; nil: from a watch
+	raw    object // the API object, for an update; nil: from a watch
 	driver string
 	policy snapshotv1.DeletionPolicy
 	class  string                 // empty: none is named
@@ -146,22 +147,44 @@ func (c *content) driverHandle() string {
 	return c.known().handle
 }
 
-// snapshotHandles returns the handles of the snapshots of a group, also if they are not in the status yet. Nil:
-// only the driver knows them.
-func (c *content) snapshotHandles(e entry) []string {
-	known, answered := handlesOf(c.known().snapshots), []string(nil)
-	if last := unwritten(e); last != nil {
-		answered = handlesOf(last.snapshots)
+// snapshot is a snapshot of the driver, or a group.
+type snapshot struct {
+	handle  string
+	members []string // handles of the snapshots of a group; nil: only the driver knows all of them
+}
+
+// snapshots returns the snapshots that are deleted with c, one after the other: that of the last response and that of the status. They
+// differ if a repeated CreateSnapshot has returned another one, because an earlier leader had deleted that of the status.
+func (c *content) snapshots(e entry) (all []snapshot) {
+	add := func(handle string, infos []groupv1.VolumeSnapshotInfo) {
+		members := handlesOf(infos)
+		switch {
+		case c.dynamic() && len(members) < len(c.volumes):
+			members = nil
+		case !c.dynamic() && members == nil:
+			members = c.members
+		}
+		all = append(all, snapshot{handle, members})
 	}
+	handle, infos, last := c.driverHandle(), c.known().snapshots, e.Payload.answer
 	switch {
-	case !c.dynamic() && known == nil:
-		return c.members
-	case c.dynamic() && len(answered) >= len(c.volumes):
-		return answered
-	case c.dynamic() && (len(known) < len(c.volumes) || c.createdAgain(e)):
-		return nil
+	case last != nil && last.handle == handle && len(last.snapshots) > len(infos):
+		infos = last.snapshots
+	case last != nil && last.handle != handle && (handle == "" || e.State == intent.Answered):
+		add(last.handle, last.snapshots)
 	}
-	return known
+	if handle != "" {
+		add(handle, infos)
+	}
+	return all
+}
+
+// deletedHandle returns the handle of the snapshot that is deleted next with c, or "" if there is none.
+func (c *content) deletedHandle(e entry) string {
+	if all := c.snapshots(e); len(all) > 0 {
+		return all[0].handle
+	}
+	return ""
 }
 
 func handlesOf(snapshots []groupv1.VolumeSnapshotInfo) []string {

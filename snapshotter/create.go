@@ -7,7 +7,6 @@ package snapshotter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"k8s.io/klog/v2"
@@ -25,89 +24,84 @@ func (l *loop) create(ctx context.Context, s state, step step) error {
 	if s.call.Payload.inherited {
 		event = intent.Resume
 	}
-	if err := l.plan(c, event, step.request); err != nil {
+	last, err := l.plan(c, event, step.request)
+	if err != nil {
 		return err
 	}
-	if !l.exists(c) { // its deletion is handled, perhaps before the call was planned
-		if !l.ledger.Get(c.UID).Payload.orphan {
+	if !s.orphan && !l.exists(c) {
+		// The handler of its deletion decides about an earlier call of this process. It may have run before this one was planned.
+		if !last.MayHaveEffect() {
 			l.forget(ctx, keyOf(c))
 		}
 		return nil
 	}
-	err := l.send(ctx, c, s.call, step.request, s.secrets)
-	failed, sent := errors.AsType[failedCall](err)
+	a, sent, err := l.send(ctx, c, step.request, s.secrets)
 	switch {
-	case !sent && !l.exists(c): // it was deleted and forgotten before the call
+	case !sent && !s.orphan && !l.exists(c): // it was deleted and forgotten before the call
 		return nil
 	case !sent:
 		return err
-	case c.leaving():
-		return l.repetitionFailed(ctx, c, failed)
+	case err != nil:
+		return l.createFailed(ctx, s, err, step.request.Name)
 	}
-	kind := doReportCheck
-	if c.isNew() {
-		kind = doReportCreation
-	}
-	return l.report(ctx, c, kind, failure{creationError(c, failed.error), failed.error}, cause{})
+	return l.happened(c.UID, intent.Answer, func(m *memory) { m.answer, m.remains = a, "" })
 }
 
-// plan sets the arguments of the next CreateSnapshot of c.
-func (l *loop) plan(c *content, event intent.Event, r *createRequest) error {
-	_, _, err := l.ledger.Apply(c.UID, intent.Change[memory]{Event: event, Args: r.args(), Set: func(m *memory) { m.called = c }})
-	return err
+// plan sets the arguments of the next CreateSnapshot of c, and returns the state of the last one.
+func (l *loop) plan(c *content, event intent.Event, r *createRequest) (last intent.State, err error) {
+	last, _, err = l.ledger.Apply(c.UID, intent.Change[memory]{Event: event, Args: r.args(), Set: func(m *memory) {
+		m.undoable = c.known().handle == "" || c.leaving()
+	}})
+	return last, err
 }
 
-// failedCall is an error of CreateSnapshot.
-type failedCall struct {
-	error
-	ended   bool   // the wait for its outcome has ended
-	remains string // why a snapshot may exist nevertheless
-}
-
-// send calls CreateSnapshot and remembers its result. before is the entry before the call was planned. An error of the driver is a
-// [failedCall].
-func (l *loop) send(ctx context.Context, c *content, before entry, r *createRequest, secrets map[string]string) error {
+// send calls CreateSnapshot, once the volumes can be used and this process may call the driver.
+func (l *loop) send(ctx context.Context, c *content, r *createRequest, secrets map[string]string) (a *answer, sent bool, err error) {
 	release, err := l.c.shareVolumes(ctx, c)
 	if err != nil {
-		return err
+		return nil, false, err
 	}
 	defer release()
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
 	if err := l.ledger.Send(ctx, c.UID, r.args()); err != nil {
-		return err
+		return nil, false, err
 	}
-	a, err := l.calls.create(call, c, r, secrets)
-	if err == nil {
-		return l.happened(c.UID, intent.Answer, func(m *memory) { m.answer, m.remains = a, "" })
-	}
-	ended, remains := c.endedBy(before, err, r.Name)
-	failed, event := failedCall{err, ended && ctx.Err() == nil, remains}, intent.Lose
-	if failed.ended && !before.Payload.orphan { // else undo decides
+	a, err = l.calls.create(call, c, r, secrets)
+	return a, true, err
+}
+
+// createFailed remembers and reports the error of a CreateSnapshot with that name.
+func (l *loop) createFailed(ctx context.Context, s state, err error, name string) error {
+	c, event := s.content, intent.Lose
+	ended, remains := c.endedBy(s.call, err, name)
+	ended = ended && ctx.Err() == nil // else the term has ended
+	if ended {
 		event = intent.Settle
 	}
 	if err := l.happened(c.UID, event, func(m *memory) {
-		if failed.ended && (remains != "" || csiclient.ExcludesEarlier(err)) {
+		if ended && (remains != "" || csiclient.ExcludesEarlier(err)) {
 			m.remains = remains
 		}
 	}); err != nil {
 		return err
 	}
-	return failed
-}
-
-// repetitionFailed handles the error of a CreateSnapshot that was repeated for a content that is being deleted.
-func (l *loop) repetitionFailed(ctx context.Context, c *content, failed failedCall) error {
 	switch {
-	case ctx.Err() != nil: // the term has ended
-		return failed.error
-	case failed.ended && failed.remains == "":
-		klog.FromContext(ctx).Info("Repeated creation failed, no snapshot exists", "rpc", c.create, "err", failed.error)
+	case !c.leaving() && c.isNew():
+		return l.report(ctx, c, doReportCreation, failure{creationError(c, err), err})
+	case !c.leaving():
+		return l.report(ctx, c, doReportCheck, failure{creationError(c, err), err})
+	case ctx.Err() != nil:
+		return err
+	case ended && remains == "":
+		klog.FromContext(ctx).Info("Repeated creation failed, no snapshot exists", "rpc", c.create, "err", err)
 		return nil
-	case failed.ended:
-		l.eventOnce(c, failed.remains, warning, c.deleted, failed.remains)
+	case ended:
+		l.eventOnce(c, remains, warning, c.deleted, remains)
 		return nil
+	case s.orphan:
+		return l.reportDeletion(ctx, c, deletionError(c, err))
 	}
-	l.announce(c, cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, failed.error)})
-	return failed.error
+	l.announce(c, cause{blockedOutcome, fmt.Sprintf("the outcome of %s: %v", c.create, err)})
+	return err
 }

@@ -12,6 +12,7 @@ import (
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/intent"
@@ -29,6 +30,7 @@ type driver struct {
 // state is the input of [driver.decide].
 type state struct {
 	content *content // nil: deleted
+	orphan  bool     // the content is deleted: see [orphanOf]
 	class   *class   // of the content; nil: none is named, or it does not exist
 	call    entry
 	// live: this process has read or written the content at the API server in this term. The cache of a new leader may lag behind
@@ -39,6 +41,7 @@ type state struct {
 	groupFound bool // the content of this group is in the cache
 	// other names the snapshot that is written to the status or deleted next; nil: no other content does.
 	other *content
+	term  types.UID // in records of this process
 	now   time.Time
 	reads
 }
@@ -108,10 +111,8 @@ type step struct {
 	report  action // of the reads: how an error is reported; doNothing: it is only returned
 	request *createRequest
 	answer  *answer
-	handle  string   // of doDelete
-	members []string // of doDelete: the snapshots of a group
+	deleted snapshot // of doDelete
 	change  kube.MetadataPatch
-	again   bool // of doRecordRequest: replace the record of an earlier leader
 	status  statusChange
 	warning string // of doRemoveFinalizer: text of an event
 }
@@ -149,7 +150,7 @@ func (d driver) rowOf(c *content, e entry) row {
 	switch {
 	case c.driver != d.name:
 		return notResponsible
-	case c.terminating() && !c.protected():
+	case c.terminating() && !c.protected() && m.orphan == nil:
 		return deletionDone
 	case c.terminating() && c.released():
 		switch {
@@ -179,8 +180,11 @@ func (d driver) rowOf(c *content, e entry) row {
 // states that no correct component produces.
 func (d driver) decide(s state) step {
 	c := s.content
-	if c == nil {
+	switch {
+	case c == nil:
 		return step{reason: "Deleted"}
+	case s.orphan && s.read.IsZero(): // also after a call, which may have taken long
+		return step{action: doReadContent, reason: "Deleted", report: doReportDeletion}
 	}
 	row := d.rowOf(c, s.call)
 	if c.terminating() && !c.released() && row > release {
@@ -256,18 +260,18 @@ func (d driver) decideCreate(s state) step {
 		change.Tests = map[string]any{"/metadata/deletionTimestamp": nil} // the cache may be outdated
 	}
 	recordRequest(c, &change, request)
-	record := intent.None
-	if change.AppliedTo(c) {
-		record = intent.Own
-	}
 	return s.decideCall(step{reason: "Requested", request: request, change: change, secret: secret, report: doReportCreation},
-		intent.Policy{Record: intent.BeforeCall}, record)
+		intent.BeforeCall)
 }
 
-// decideCall returns call, a CreateSnapshot, or the step that has to be taken before it. record is that of the content.
-func (s state) decideCall(call step, p intent.Policy, record intent.Recorded) step {
-	switch intent.NextOfCall(p, s.call.State, intent.Facts{
-		Record: record, Refused: call.again && s.call.Refused, Writable: true, Wanted: true,
+// decideCall returns call, a CreateSnapshot, or the step that has to be taken before it. The change of call records it.
+func (s state) decideCall(call step, when intent.When) step {
+	record := intent.None
+	if call.change.AppliedTo(s.content) {
+		record = intent.Own
+	}
+	switch intent.NextOfCall(intent.Policy{Record: when}, s.call.State, intent.Facts{
+		Record: record, Refused: s.content.leaving() && s.call.Refused, Writable: !s.orphan, Wanted: true,
 		Ready: call.secret == nil || s.reads.secret, Stale: !s.live,
 	}) {
 	case intent.DoPrepare:

@@ -40,12 +40,12 @@ func (d driver) decideDelete(s state) step {
 			return readClassStep()
 		} // else this process has not called it
 	}
-	next := step{action: doDelete, reason: "Deleting", handle: c.deletedHandle(s.call), members: c.snapshotHandles(s.call)}
+	next := step{action: doDelete, reason: "Deleting", deleted: c.snapshots(s.call)[0]}
 	switch {
-	case c.group && len(next.members) == 0 && !s.listed:
+	case c.group && len(next.deleted.members) == 0 && !s.listed:
 		next.action, next.reason = doReadMembers, "UnknownMembers"
-	case len(next.members) == 0:
-		next.members = s.snapshots
+	case len(next.deleted.members) == 0:
+		next.deleted.members = s.snapshots
 	}
 	return next
 }
@@ -53,7 +53,7 @@ func (d driver) decideDelete(s state) step {
 // decideShared handles a content that is being deleted while another one names its snapshot.
 func (s state) decideShared() step {
 	c, handle := s.content, s.content.deletedHandle(s.call)
-	if c.namedHandle() == "" { // only a response of the driver did
+	if c.namedHandle() == "" || s.orphan { // only a response of the driver did, or a content that users cannot change
 		next := s.decideRelease()
 		next.warning = fmt.Sprintf("%s returned the %s %q of %s %q, which is kept. Check both at the storage system",
 			c.create, c.noun, handle, s.other.kind.name, s.other.Name)
@@ -69,7 +69,7 @@ func (s state) decideDeleted() step {
 	c := s.content
 	change := clearedStatus(c)
 	switch {
-	case !c.foreignFinalizer() || len(change) == 0:
+	case s.orphan || !c.foreignFinalizer() || len(change) == 0:
 		return step{action: doRemoveFinalizer, reason: "SnapshotDeleted", change: kube.MetadataPatch{Tests: recordTest(c)}}
 	case c.has(c.creating) && c.known().handle != "": // after the status is cleared, the next process would repeat CreateSnapshot
 		return step{action: doEndCreation, reason: "SnapshotDeleted"}
@@ -77,19 +77,9 @@ func (s state) decideDeleted() step {
 	return step{action: doClearStatus, reason: "SnapshotDeleted", status: change}
 }
 
-// deletedHandle returns the handle of the snapshot that is deleted next with c, also if it is not in the
-// status yet, or "" if there is none.
-func (c *content) deletedHandle(e entry) string {
-	handle := c.driverHandle()
-	if last := unwritten(e); last != nil && (handle == "" || c.createdAgain(e)) {
-		return last.handle
-	}
-	return handle
-}
-
 // decideRelease handles a content that is being deleted and has no snapshot to delete.
 func (s state) decideRelease() step {
-	c, m, last := s.content, s.call.Payload, unwritten(s.call)
+	c, m, last := s.content, s.call.Payload, s.call.Payload.answer
 	if m.deleted {
 		return s.decideDeleted()
 	}

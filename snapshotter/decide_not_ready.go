@@ -8,7 +8,7 @@ import "github.com/storage-controller/storage-controller/internal/intent"
 // decideNotReady handles a content whose snapshot is not ready.
 func (d driver) decideNotReady(s state) step {
 	c := s.content
-	last := unwritten(s.call)
+	last := s.call.Payload.answer
 	switch {
 	case last != nil:
 		return d.decideWrite(s, *last, cannotCheck)
@@ -35,7 +35,7 @@ func (d driver) decideNotReady(s state) step {
 	if err != nil {
 		return cannotCheck(err)
 	}
-	return s.decideCall(step{reason: "NotReady", request: request}, intent.Policy{}, intent.None) // the record remains
+	return s.decideCall(step{reason: "NotReady", request: request}, intent.Never) // the record remains
 }
 
 func cannotCheck(err error) step { return step{action: doReportCheck, reason: "CannotCheck", err: err} }

@@ -42,25 +42,20 @@ func (d driver) decideReplay(s state) step {
 // is another one.
 func (s state) decideRepetition(request *createRequest, secret *corev1.SecretReference) step {
 	c := s.content
-	change, forced := kube.MetadataPatch{Tests: recordTest(c)}, c.forced(s.call)
-	if !forced {
+	change := kube.MetadataPatch{SetAnnotations: map[string]string{AnnRequest: request.encode(s.term)}, Tests: recordTest(c)}
+	if !c.forced(s.call) {
 		change.InitAnnotations = map[string]string{c.creating: "yes"}
 		if value, ok := c.Annotations[c.creating]; ok { // a user who removes it ends the wait
 			change.Tests[kube.AnnotationPath(c.creating)] = value
 		}
 	}
-	record := intent.Other
-	if c.has(AnnRequest) && c.Annotations[AnnRequest] == s.call.Payload.record && (forced || c.has(c.creating)) {
-		record = intent.Own
-	}
-	return s.decideCall(
-		step{reason: "Indeterminate", request: request, change: change, again: true, secret: secret, report: doReportDeletion},
-		intent.Policy{Record: intent.BeforeCall, Renew: true}, record)
+	return s.decideCall(step{reason: "Indeterminate", request: request, change: change, secret: secret, report: doReportDeletion},
+		intent.BeforeCall)
 }
 
 // isClassUncached reports whether the class may exist although the cache of a new leader lacks it.
 func (s state) isClassUncached() bool { return s.class == nil && s.content.class != "" && !s.classRead }
 
 func readClassStep() step {
-	return step{action: doReadClass, reason: "NotCached", report: doReportDeletion}
+	return step{action: doReadClass, reason: "NotCached"}
 }

@@ -31,7 +31,7 @@ func testDriver() driver {
 }
 
 // recorded is the value of [AnnRequest] for the content of [testState].
-var recorded = createRequest{"snapshot-" + uid, map[string]string{"a": "b"}, "v1-uid"}.encode()
+var recorded = createRequest{"snapshot-" + uid, map[string]string{"a": "b"}, "v1-uid"}.encode("")
 
 // recordedArgs are the arguments of this request.
 var recordedArgs = createRequest{Name: "snapshot-" + uid, Parameters: map[string]string{"a": "b"}}.args()
@@ -45,7 +45,7 @@ func testState(changes ...func(*state)) state {
 			ref: corev1.ObjectReference{Kind: "VolumeSnapshot", Namespace: "ns", Name: "s1", UID: uid},
 		},
 		class: &class{&metav1.ObjectMeta{Name: "c1"}, driverName, map[string]string{"a": "b"}}, now: time.Unix(1000, 0),
-		call: entry{Payload: memory{record: recorded}}, live: true,
+		live: true,
 	}
 	for _, change := range changes {
 		change(&s)
@@ -93,16 +93,22 @@ func live(s *state) { s.read = election.Now() }
 func remember(change func(*memory)) func(*state) { return func(s *state) { change(&s.call.Payload) } }
 
 // cached: the state is from the cache of a new leader.
-func cached(s *state) { s.live, s.call.Payload.record = false, "" }
+func cached(s *state) { s.live, s.term = false, "another" }
 
 // recordedBefore: an earlier leader has recorded the request.
-func recordedBefore(s *state) { s.call.Payload.record = "" }
+func recordedBefore(s *state) { s.term = "another" }
 
 func withCall(c intent.State) func(*state) {
 	return func(s *state) { s.call.State, s.call.Args = c, recordedArgs }
 }
 
 func deleted(s *state) { s.call.State, s.call.Payload.deleted = intent.Settled, true }
+
+// orphan: the content was deleted by force.
+func orphan(s *state) {
+	noFinalizer(s)
+	s.orphan, s.call.Payload.orphan = true, s.content
+}
 
 func announced(causes ...string) func(*state) {
 	return remember(func(m *memory) { m.announced = causes })
@@ -111,11 +117,10 @@ func announced(causes ...string) func(*state) {
 // answered: CreateSnapshot, or the check of a pre-provisioned snapshot, has returned a.
 func answered(a answer) func(*state) {
 	return func(s *state) {
+		s.call.Payload.answer = &a
 		if s.content.dynamic() {
-			s.call.State, s.call.Payload.answer = intent.Answered, &a
-			return
+			s.call.State = intent.Answered
 		}
-		s.call.Payload.checked = &a
 	}
 }
 
@@ -210,7 +215,7 @@ func TestDecide(t *testing.T) {
 		"indeterminate, record refused": {changes{released, withCall(intent.Unknown), set(AnnBeingCreated, AnnRequest), recordedBefore,
 			func(s *state) { s.call.Refused = true }}, doCreate, "Indeterminate"},
 		"indeterminate, record changed": {changes{withCall(intent.Unknown), set(AnnBeingCreated, AnnRequest), func(s *state) {
-			s.content.Annotations[AnnRequest] = createRequest{Name: "other"}.encode()
+			s.content.Annotations[AnnRequest] = createRequest{Name: "other"}.encode("")
 		}}, doRecordRequest, "NotRecorded"},
 		"indeterminate, recorded by csi-snapshotter": {changes{released, set(AnnBeingCreated)}, doRecordRequest, "NotRecorded"},
 		"indeterminate, of another process, read": {changes{released, set(AnnBeingCreated, AnnRequest), recordedBefore}, doRecordRequest,
@@ -290,6 +295,15 @@ func TestDecide(t *testing.T) {
 			withCall(intent.Unknown), announced(blockedOutcome), live}, doCreate, "Indeterminate"},
 		"check indeterminate, wait ended": {changes{released, withStatus(created), set(AnnRequest), withCall(intent.Unknown),
 			announced(blockedOutcome), live}, doCreate, "Indeterminate"},
+		"content deleted":       {changes{released, orphan, withCall(intent.Unknown)}, doReadContent, "Deleted"},
+		"content deleted, read": {changes{released, orphan, withCall(intent.Unknown), live}, doCreate, "Indeterminate"},
+		"content deleted, annotation removed": {changes{released, orphan, set(AnnRequest), withCall(intent.Unknown), live}, doCreate,
+			"Indeterminate"},
+		"content deleted, answered": {changes{released, orphan, answered(answer{handle: "h"}), live}, doDelete, "Deleting"},
+		"content deleted, snapshot deleted": {changes{released, orphan, otherFinalizer, withStatus(ready), deleted, live},
+			doRemoveFinalizer, "SnapshotDeleted"},
+		"content deleted, another names the snapshot": {changes{released, orphan, withStatus(ready), withCall(intent.Unknown), live,
+			shared()}, doRemoveFinalizer, "NothingToDelete"},
 		"retained": {changes{released, retained, withStatus(ready)}, doRemoveFinalizer, "NothingToDelete"},
 		"at the driver deleted": {changes{released, withStatus(ready), deleted},
 			doRemoveFinalizer, "SnapshotDeleted"},

@@ -19,8 +19,8 @@ import (
 func (l *loop) readMembers(ctx context.Context, s state, step step, r *reads) (err error) {
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
-	if r.snapshots, err = l.calls.members(call, step.handle, s.secrets); err != nil {
-		return l.report(ctx, s.content, doReportDeletion, deletionError(s.content, err), cause{})
+	if r.snapshots, err = l.calls.members(call, step.deleted.handle, s.secrets); err != nil {
+		return l.reportDeletion(ctx, s.content, deletionError(s.content, err))
 	}
 	r.listed, r.read = true, election.Moment{}
 	return nil
@@ -34,24 +34,29 @@ func (l *loop) delete(ctx context.Context, s state, step step) error {
 	if err := election.MayCallNow(ctx, s.read); err != nil {
 		return err
 	}
-	if err := l.calls.delete(call, step.handle, step.members, s.secrets); err != nil {
-		return l.report(ctx, c, doReportDeletion, deletionError(c, err), cause{})
+	if err := l.calls.delete(call, step.deleted, s.secrets); err != nil {
+		return l.reportDeletion(ctx, c, deletionError(c, err))
 	}
-	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.handle)
-	again := c.createdAgain(s.call)
+	klog.FromContext(ctx).Info("Snapshot deleted", "snapshotHandle", step.deleted.handle)
+	all := c.snapshots(s.call)
 	return l.happened(c.UID, intent.Settle, func(m *memory) {
-		if !again {
+		m.answer = nil
+		if len(all) == 1 {
 			m.deleted, m.blocked = true, ""
 		}
 	})
 }
 
 // removeFinalizer ends a deletion.
-func (l *loop) removeFinalizer(ctx context.Context, c *content, step step) error {
-	change := step.change
+func (l *loop) removeFinalizer(ctx context.Context, s state, step step) error {
+	c, change := s.content, step.change
 	change.RemoveFinalizers, change.RemoveAnnotations = []string{c.finalizer}, []string{c.creating}
 	if step.warning != "" {
 		l.eventOnce(c, step.warning, warning, c.deleted, step.warning)
+	}
+	if s.orphan {
+		l.ledger.Take(c.UID)
+		return nil
 	}
 	l.remember(c.UID, func(m *memory) { m.releasing = true })
 	_, err := l.objects.Patch(ctx, l.writer, c, change)
@@ -62,5 +67,5 @@ func (l *loop) removeFinalizer(ctx context.Context, c *content, step step) error
 	if l.objects.Outdated(c, err) {
 		return nil // decide again
 	}
-	return l.report(ctx, c, doReportDeletion, deletionError(c, fmt.Errorf("removing finalizer %s: %w", c.finalizer, err)), cause{})
+	return l.reportDeletion(ctx, c, deletionError(c, fmt.Errorf("removing finalizer %s: %w", c.finalizer, err)))
 }

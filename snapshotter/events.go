@@ -8,6 +8,7 @@ package snapshotter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -46,20 +47,26 @@ func (a action) id(err error) failureID {
 	return failureID{a.String(), err.Error()}
 }
 
-// report records err, as kind of report, on c and returns it. If the end of the term has canceled the call, report writes
-// nothing and returns err.
-func (l *loop) report(ctx context.Context, c *content, kind action, err error, waitsFor cause) error {
+// reportDeletion sends an event about err, with which the deletion of c has failed, and returns it. If the end of the term has canceled
+// a call, it sends none.
+func (l *loop) reportDeletion(ctx context.Context, c *content, err error) error {
 	if ctx.Err() != nil {
 		return err
 	}
-	if kind == doReportDeletion {
-		l.event(c, warning, c.deleted, err.Error())
-		blocked := blockedError
-		if waitsFor.reason != "" {
-			l.announce(c, waitsFor)
-			blocked = waitsFor.reason
-		}
-		l.remember(c.UID, func(m *memory) { m.blocked = blocked })
+	text := err.Error()
+	if e := l.ledger.Get(c.UID); e.Payload.orphan != nil {
+		text = fmt.Sprintf("%v (the content was deleted before it). Check the storage system for the %s %q, which may remain",
+			err, c.noun, requestWith(e.Args, c.UID).Name)
+	}
+	l.event(c, warning, c.deleted, text)
+	l.remember(c.UID, func(m *memory) { m.blocked = blockedError })
+	return err
+}
+
+// report records err, as kind of report, on c and returns it. If the end of the term has canceled the call, report writes
+// nothing and returns err.
+func (l *loop) report(ctx context.Context, c *content, kind action, err error) error {
+	if ctx.Err() != nil {
 		return err
 	}
 	if newest, exists := l.newest(c); exists { // it may have changed during the RPC

@@ -136,12 +136,7 @@ func typedClientsOf(f *looptest.Fixture) typedClients {
 }
 
 func typedClient[T object](r resource, empty func() T) *gentype.Client[T] {
-	return gentype.NewClient(r.Resource, r.rest, r.codec, "", empty)
-}
-
-type object interface {
-	metav1.Object
-	runtime.Object
+	return gentype.NewClient(r.Resource, r.GetClient(), runtime.NewParameterCodec(schemeOf()), "", empty)
 }
 
 // capabilities returns those of a driver with snapshots.

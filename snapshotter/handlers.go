@@ -102,12 +102,14 @@ func (l *loop) matters(before, after *content) bool {
 
 // deleted handles the last state of a content.
 func (l *loop) deleted(c *content) {
-	orphan := false
+	undo := false
 	l.ledger.Update(c.UID, func(s intent.State, m *memory) {
-		orphan = l.mustUndo(c, entry{State: s, Payload: *m})
-		m.orphan = orphan
+		undo = l.mustUndo(c, entry{State: s, Payload: *m})
+		if undo {
+			m.orphan = c
+		}
 	})
-	if orphan {
+	if undo {
 		l.queue.Add(keyOf(c))
 		return
 	}

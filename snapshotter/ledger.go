@@ -18,18 +18,14 @@ type entry = intent.Entry[memory]
 
 // memory holds what this process knows about a content besides the object and the state of its CreateSnapshot.
 type memory struct {
-	// record is the value of [AnnRequest] that this process has written for a repetition in this term.
-	record string
 	// inherited: the state is not that of a call of this process, see [content.call].
 	inherited bool
-	// called is the content for which the last CreateSnapshot was sent, until its result is written.
-	called *content
-	// orphan: the content was deleted although that call may have an effect, which must be undone.
-	orphan bool
-	// answer is the response in the states Answered and Undoing.
+	// undoable: the last CreateSnapshot was sent for a content without a snapshot, or whose deletion had begun. See [loop.mustUndo].
+	undoable bool
+	// orphan is the last state of the content, if it was deleted although that call may have an effect, which must be undone.
+	orphan *content
+	// answer is the response that is not written to the status yet: in the state Answered of a CreateSnapshot, else of a check without it.
 	answer *answer
-	// checked is the response to a check without CreateSnapshot that is not written to the status yet.
-	checked *answer
 	// remains says why a snapshot may exist although the call is settled: the wait for its outcome was ended. Empty: none may. A deletion
 	// ends with it as a warning.
 	remains string
@@ -53,7 +49,7 @@ type memory struct {
 
 // written records that the status has answer a, and when to check a snapshot that is not ready.
 func (m *memory) written(a *answer, now time.Time, cfg Config) {
-	m.answer, m.checked, m.called = nil, nil, nil
+	m.answer, m.undoable = nil, false
 	if a.ready {
 		m.checks, m.nextCheck = 0, time.Time{}
 		return

@@ -30,8 +30,8 @@ func TestCreateOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 		ctx, end := context.WithCancelCause(t.Context())
 		end(ended)
 		l := &loop{c: &Controller{deps: Deps{Locks: &locks}}, ledger: intent.NewLedger[types.UID, memory](nil)}
-		if err := l.send(ctx, s.content, s.call, &createRequest{}, nil); !errors.Is(err, ended) {
-			t.Errorf("got %v", err)
+		if _, sent, err := l.send(ctx, s.content, &createRequest{}, nil); sent || !errors.Is(err, ended) {
+			t.Errorf("got %t, %v", sent, err)
 		}
 		if e := l.ledger.Get(s.content.UID); e.State != intent.Idle {
 			t.Error("the call is remembered, but was not made")

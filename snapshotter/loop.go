@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -33,6 +34,7 @@ func (k contentKey) String() string { return k.Name }
 // loop reconciles the contents of one kind between acquiring and releasing the Lease.
 type loop struct {
 	c              *Controller
+	term           types.UID // of this process
 	kind           *kind
 	watches        *watches
 	calls          calls
@@ -48,8 +50,8 @@ type loop struct {
 func (c *Controller) runLoop(ctx context.Context, k *kind, w *watches, calls calls, running *atomic.Pointer[loop]) error {
 	api := c.clients[w.version]
 	l := &loop{
-		c: c, kind: k, watches: w, calls: calls, writer: writer{api.contents, nil}, status: writer{api.contents, []string{"status"}},
-		classes: api.classes, objects: kube.NewTermCache(w.contents),
+		c: c, term: uuid.NewUUID(), kind: k, watches: w, calls: calls, classes: api.classes,
+		writer: writer{api.contents, false}, status: writer{api.contents, true}, objects: kube.NewTermCache(w.contents),
 		ledger: intent.NewLedger[types.UID, memory](election.MayCall),
 	}
 	l.queue = workloop.New(workloop.Config{
@@ -80,13 +82,10 @@ func (l *loop) sync(ctx context.Context, key contentKey) (time.Time, error) {
 	for i := range maxSteps {
 		s := l.gather(key, r)
 		if s.content == nil {
-			switch {
-			case !s.call.State.MayHaveEffect():
+			if !s.call.State.MayHaveEffect() { // else the handler of its deletion decides
 				l.forget(ctx, key)
-			case s.call.Payload.orphan:
-				return time.Time{}, l.undo(ctx, key, s.call)
 			}
-			return time.Time{}, nil // else the watch delivers its deletion
+			return time.Time{}, nil
 		}
 		log := klog.FromContext(ctx).WithValues(l.kind.logKey, key.Name)
 		step := l.c.driver.decide(s)
@@ -113,10 +112,14 @@ func (l *loop) sync(ctx context.Context, key contentKey) (time.Time, error) {
 
 // gather reads the caches, including own writes that the watch has not delivered yet.
 func (l *loop) gather(key contentKey, r reads) state {
-	s := state{reads: r, now: time.Now(), call: l.ledger.Get(key.UID)}
+	s := state{reads: r, term: l.term, now: time.Now(), call: l.ledger.Get(key.UID)}
 	c, fresh, ok := l.objects.Fresh(key.Name)
 	if !ok || c.UID != key.UID {
-		return s
+		c, fresh = orphanOf(s.call), true
+		if c == nil {
+			return s
+		}
+		s.orphan = true
 	}
 	s.content, s.live, s.class, s.call = c, fresh, r.class, c.call(s.call)
 	if class, ok := l.watches.classes.Get(c.class); ok && c.class != "" {
@@ -126,7 +129,7 @@ func (l *loop) gather(key contentKey, r reads) state {
 		s.groupReady, s.groupFound = l.c.groupReadiness(c.groupHandle())
 	}
 	handle := c.deletedHandle(s.call)
-	if isNew := unwritten(s.call) != nil && c.known().handle == ""; handle != "" && (isNew || c.terminating()) {
+	if isNew := s.call.Payload.answer != nil && c.known().handle == ""; handle != "" && (isNew || c.terminating()) {
 		s.other = l.other(c, handle)
 	}
 	return s
@@ -134,9 +137,8 @@ func (l *loop) gather(key contentKey, r reads) state {
 
 // other returns another content of the driver that names a snapshot, first one that is not being deleted, or nil. Own writes count.
 func (l *loop) other(c *content, handle string) (found *content) {
-	for _, named := range append(l.objects.Written(), l.watches.contents.ByIndex(byHandle, handle)...) {
-		o, ok := l.objects.Get(named.Name)
-		if ok && o.UID != c.UID && o.driver == c.driver && o.namedHandle() == handle && (found == nil || found.leaving()) {
+	for _, o := range l.objects.ByIndex(byHandle, handle) {
+		if o.UID != c.UID && o.driver == c.driver && (found == nil || found.leaving()) {
 			found = o
 		}
 	}

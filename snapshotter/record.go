@@ -15,7 +15,6 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -61,9 +60,10 @@ func (c *content) suspected(e entry) bool { return e.Payload.inherited && c.unre
 func (c *content) indeterminate(e entry) bool { return c.known().handle == "" && e.State.Unanswered() }
 
 // forced reports whether another writer has removed the annotation of an indeterminate CreateSnapshot,
-// to end the wait for its outcome. A check has the annotation only during the wait.
+// to end the wait for its outcome. A check has the annotation only during the wait. The last write of an earlier leader to a content that
+// it has deleted removes the annotation, too.
 func (c *content) forced(e entry) bool {
-	return e.State.Unanswered() && !c.has(c.creating) && c.has(AnnRequest) &&
+	return e.Payload.orphan == nil && e.State.Unanswered() && !c.has(c.creating) && c.has(AnnRequest) &&
 		(c.known().handle == "" || slices.Contains(e.Payload.announced, blockedOutcome))
 }
 
@@ -83,21 +83,19 @@ func recordRequest(c *content, change *kube.MetadataPatch, r *createRequest) {
 	}
 	maps.Copy(change.Tests, recordTest(c)) // another leader may have recorded another request
 	if recorded, malformed := c.recordedRequest(); malformed != nil || recorded != nil && !recorded.equal(r) {
-		change.SetAnnotations = map[string]string{AnnRequest: r.encode()}
+		change.SetAnnotations = map[string]string{AnnRequest: r.encode("")}
 		return
 	}
-	change.InitAnnotations[AnnRequest] = r.encode()
+	change.InitAnnotations[AnnRequest] = r.encode("")
 }
 
-// encode returns the value of [AnnRequest].
-func (r createRequest) encode() string { return encoded(r) }
-
-// encodeAgain returns a value of [AnnRequest] that differs from all others.
-func (r createRequest) encodeAgain() string {
+// encode returns the value of [AnnRequest]. That of a repetition during a deletion has the term of this process, so that it differs from
+// the records of earlier leaders.
+func (r createRequest) encode(term types.UID) string {
 	return encoded(struct {
 		createRequest
-		ID types.UID `json:"id"`
-	}{r, uuid.NewUUID()})
+		Term types.UID `json:"id,omitempty"`
+	}{r, term})
 }
 
 func encoded(record any) string {
@@ -138,19 +136,14 @@ func (c *content) binds(e entry) bool {
 
 // record writes the finalizer and the request before the first call.
 func (l *loop) record(ctx context.Context, c *content, step step) error {
-	if step.again {
-		step.change.SetAnnotations = map[string]string{AnnRequest: step.request.encodeAgain()}
-	}
 	_, err := l.objects.Patch(ctx, l.writer, c, step.change)
 	newest, exists := l.newest(c)
 	switch {
 	case err == nil:
-		if step.again {
-			l.remember(c.UID, func(m *memory) { m.record = step.change.SetAnnotations[AnnRequest] })
-		} else if c.neverCalled(l.ledger.Get(c.UID)) {
-			return l.plan(c, intent.Plan, step.request)
+		if !c.leaving() && c.neverCalled(l.ledger.Get(c.UID)) {
+			_, err = l.plan(c, intent.Plan, step.request)
 		}
-		return nil
+		return err
 	case l.objects.Outdated(c, err):
 		return nil // decide again
 	case exists && apierrors.IsInvalid(err) && newest.terminating() && !c.terminating():
@@ -159,11 +152,11 @@ func (l *loop) record(ctx context.Context, c *content, step step) error {
 	err = fmt.Errorf("failed to add %sBeingCreated annotation on the %s %s: %w",
 		strings.TrimSuffix(c.kind.name, "Content"), c.object, c.Name, err)
 	switch {
-	case !step.again:
-		return l.report(ctx, c, doReportCreation, err, cause{})
+	case !c.leaving():
+		return l.report(ctx, c, doReportCreation, err)
 	case kube.IsRefused(err), apierrors.IsInvalid(err): // the repetition does without
 		l.eventOnce(c, "record", warning, c.deleted, err.Error())
 		return l.happened(c.UID, intent.Refuse, nil)
 	}
-	return l.report(ctx, c, doReportDeletion, err, cause{})
+	return l.reportDeletion(ctx, c, err)
 }

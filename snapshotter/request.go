@@ -46,28 +46,21 @@ func requestWith(args string, uid types.UID) *createRequest {
 // equal reports whether both are the same request to the driver.
 func (r createRequest) equal(other *createRequest) bool { return r.args() == other.args() }
 
-// createRequest returns the request for c: that of an unanswered call of this process, or the recorded one, or that of an earlier call
-// of this process, while it binds, else the one for class, which is nil if it does not exist. A snapshot that may remain has the
-// recorded name.
+// createRequest returns the request for c: that of the last call of this process, or the recorded one, while it binds, else the one for
+// class, which is nil if it does not exist. A snapshot that may remain has the name of the last one.
 func (d driver) createRequest(c *content, class *class, e entry) (*createRequest, error) {
-	recorded, malformed := c.recordedRequest()
-	if malformed != nil || recorded == nil || e.State.Unanswered() && !e.Payload.inherited {
-		recorded = requestWith(e.Args, c.UID)
+	last := requestWith(e.Args, c.UID)
+	if last == nil {
+		last, _ = c.recordedRequest() // of an earlier process
 	}
-	if recorded != nil && c.binds(e) {
-		return recorded, nil
+	if last != nil && c.binds(e) {
+		return last, nil
 	}
 	request, err := d.newRequest(c, class)
-	if err != nil || recorded == nil {
-		return request, err
+	if err == nil && last != nil && e.Payload.remains != "" {
+		request.Name = last.Name
 	}
-	if e.Payload.remains != "" {
-		request.Name = recorded.Name
-	}
-	if request.equal(recorded) {
-		return recorded, nil
-	}
-	return request, nil
+	return request, err
 }
 
 // classOfOther is the error for a content whose class is for another driver, which reports it.

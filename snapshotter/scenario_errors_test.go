@@ -381,12 +381,14 @@ func TestSnapshotterScenarioReady(t *testing.T) {
 		}
 	})
 	t.Run("ignored_record", func(t *testing.T) {
-		for name, record := range map[string]string{"malformed": "{", "of_another_content": createRequest{"other", nil, "other"}.encode()} {
+		for name, record := range map[string]string{
+			"malformed": "{", "of_another_content": createRequest{"other", nil, "other"}.encode(""),
+		} {
 			t.Run(name, func(t *testing.T) {
 				f := scenario(t, csitest.Config{}, nil)
 				f.content("v1", func(o *snapshotv1.VolumeSnapshotContent) { o.Annotations = map[string]string{AnnRequest: record} })
 				o := f.until("is complete", isComplete)
-				want := createRequest{"snapshot-" + uid, map[string]string{"a": "b"}, o.UID}.encode()
+				want := createRequest{"snapshot-" + uid, map[string]string{"a": "b"}, o.UID}.encode("")
 				if o.Annotations[AnnRequest] != want {
 					t.Errorf("record %q", o.Annotations[AnnRequest])
 				}

@@ -99,7 +99,7 @@ func (c *Controller) open(ctx context.Context, k *kind) (w watches, _ []kube.Wat
 	}
 	for _, version := range k.old {
 		old := c.watchClients[version].contents
-		if _, err := old.list(ctx, metav1.ListOptions{Limit: 1}); err == nil {
+		if _, err := old.List(ctx, metav1.ListOptions{Limit: 1}); err == nil {
 			return w, nil, fmt.Errorf("the API server serves %s only in version %s. Upgrade the CRDs and the "+
 				"snapshot-controller to those of external-snapshotter 8.4 or later", old.GroupResource(), version.Version)
 		}
