@@ -164,13 +164,15 @@ func decideCreation(n names, r creation, s creationState) step {
 		return about.fail(codes.AlreadyExists, "%s. Use another name, or delete the LogicalVolume if nothing uses it", why)
 	}
 	allowed, exists := r.require.allows(lv.Spec.NodeName), lv.exists()
+	node := s.node.object
 	switch {
 	case exists && !allowed:
 		return about.fail(codes.AlreadyExists, "the volume exists, on a node that the request does not allow. Use node %s, or "+
 			"delete the claim", lv.Spec.NodeName)
-	case !exists && allowed && s.node.object == nil && !s.node.read:
+	case !exists && allowed && node == nil && !s.node.read:
 		return step{action: doReadNode, value: s.node.value, lv: lv}
-	case !exists && (!allowed || s.node.object == nil): // another LogicalVolume replaces it
+	// Another LogicalVolume replaces it. The node cleanup keeps what a claim waits for.
+	case !exists && (!allowed || node == nil || node.DeletionTimestamp != nil):
 		return step{action: doDelete, exact: true, lv: lv}
 	case !exists && lv.Status.Code != 0: // topolvm-node does not try again
 		return step{action: doDelete, exact: true, lv: lv, err: nodeError(lv, true)}

@@ -509,11 +509,11 @@ func (it *item) readClaim(ctx context.Context, src reader, key string) error {
 	return nil
 }
 
-// readRequest reads the claim of a custom resource without a volume, whose volume may be created at any time, unless the claim has
-// another volume.
+// readRequest reads the claim of a custom resource without a volume, whose volume may be created at any time, unless the resource is
+// being deleted, or the claim has another volume.
 func (it *item) readRequest(ctx context.Context, src reader) error {
 	namespace, name, _ := strings.Cut(it.Resource.Claim, "/")
-	if !namesClaim(&corev1.ObjectReference{Namespace: namespace, Name: name}) {
+	if it.Resource.Deleting || !namesClaim(&corev1.ObjectReference{Namespace: namespace, Name: name}) {
 		return nil
 	}
 	claim, err := src.claim(ctx, namespace, name)

@@ -129,9 +129,11 @@ func TestRequestsOfResources(t *testing.T) {
 		if c.pv != nil {
 			src.volumes[pv.Name] = c.pv
 		}
-		it := item{Resource: &Resource{Name: "r", Node: "h", Handle: handle, Claim: c.of}}
-		if err := it.readRequest(context.Background(), src); err != nil || it.Claim != c.want {
-			t.Errorf("%s: %v, %v", name, it.Claim, err)
+		for _, deleting := range []bool{false, true} {
+			it := item{Resource: &Resource{Name: "r", Node: "h", Handle: handle, Claim: c.of, Deleting: deleting}}
+			if err := it.readRequest(context.Background(), src); err != nil || it.Claim != c.want && !deleting || it.Claim != nil && deleting {
+				t.Errorf("%s, deleting %v: %v, %v", name, deleting, it.Claim, err)
+			}
 		}
 	}
 }
