@@ -239,6 +239,9 @@ func (c *Cluster) kept(s state, pv *corev1.PersistentVolume, claim *corev1.Persi
 
 // optedOutNode reports whether the owner of a lost node forbids its cleanup.
 func (c *Cluster) optedOutNode(node string) bool {
+	if exists := c.Node(node); exists != nil && exists.DeletionTimestamp == nil {
+		return false
+	}
 	cm := c.LostNodes()
 	return cm != nil && slices.ContainsFunc(nodecleanup.ParseLostNodes(cm), func(lost nodecleanup.LostNode) bool {
 		return lost.OptedOut && lost.Value == node
