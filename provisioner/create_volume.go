@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
@@ -122,10 +121,7 @@ func (l *claimLoop) finalError(key claimKey, s claimState, err error) (change, e
 	}
 	delay := l.c.cfg.RetryIntervalMax
 	l.c.claimFailed(o.claim, infeasibleEvent(o.plan.ClassName, delay, err))
-	return noVolume(&infeasible{
-		until: time.Now().Add(delay), classUID: s.class.UID, classVersion: o.classVersion, node: selectedNode(o.claim),
-		requestedBytes: capacityRange(o.claim).RequiredBytes, attributes: ptr.Deref(o.claim.Spec.VolumeAttributesClassName, ""),
-	}), nil
+	return noVolume(&infeasible{time.Now().Add(delay), o.claim, o.class}), nil
 }
 
 // deleteRejected deletes a volume that was created and cannot be used, unless it belongs to another object.

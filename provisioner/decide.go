@@ -290,7 +290,11 @@ func isReclaimed(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClai
 // holds reports whether the request is still infeasible: nothing it was prepared from has
 // changed, and the delay has not ended.
 func (i *infeasible) holds(s claimState) bool {
-	return i != nil && s.now.Before(i.until) && i.classUID == s.class.UID && i.classVersion == s.class.ResourceVersion &&
-		i.node == selectedNode(s.claim) &&
-		i.requestedBytes == capacityRange(s.claim).RequiredBytes && i.attributes == ptr.Deref(s.claim.Spec.VolumeAttributesClassName, "")
+	if i == nil || !s.now.Before(i.until) {
+		return false
+	}
+	was, is := i.claim, s.claim
+	return i.class.UID == s.class.UID && i.class.ResourceVersion == s.class.ResourceVersion && selectedNode(was) == selectedNode(is) &&
+		capacityRange(was).RequiredBytes == capacityRange(is).RequiredBytes &&
+		ptr.Equal(was.Spec.VolumeAttributesClassName, is.Spec.VolumeAttributesClassName)
 }

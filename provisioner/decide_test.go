@@ -103,7 +103,9 @@ func savedCall(pvDeleted bool) call {
 }
 
 // infeasibleUntil returns a settled claim whose request the driver has called invalid.
-func infeasibleUntil(i infeasible) call { return call{Payload: operation{infeasible: &i}} }
+func infeasibleUntil(until time.Time, claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) call {
+	return call{Payload: operation{infeasible: &infeasible{until, claim, class}}}
+}
 
 // remembers returns a claim without a call.
 func remembers(o operation) call { return call{Payload: o} }
@@ -170,6 +172,7 @@ func TestDecide(t *testing.T) {
 	errFull := status.Error(codes.ResourceExhausted, "full")
 	onNodeZero := func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "node-0" }
 	recreated := func(c *storagev1.StorageClass) { c.UID = "class-2" }
+	soon := now.Add(time.Second)
 	protectionOff := func(d *driver) { d.ProvisioningProtection = ProtectionOff }
 	withSecret := func(c *call) {
 		c.Payload.plan.Secrets.Provisioner = &corev1.SecretReference{Name: "s"}
@@ -291,7 +294,7 @@ func TestDecide(t *testing.T) {
 			reason: "CannotRequest",
 		},
 		"a source is not looked up for a driver that called it invalid": {driver: can, claim: from("VolumeSnapshot"), class: testClass(nil),
-			call: infeasibleUntil(infeasible{now.Add(time.Second), "", "class-1", "1", 1_500_000_000, ""}), want: doWait,
+			call: infeasibleUntil(soon, testClaim(nil), testClass(nil)), want: doWait,
 			reason: "Infeasible"},
 		"data from a snapshot of another group": {
 			driver: can,
@@ -349,37 +352,36 @@ func TestDecide(t *testing.T) {
 
 		"called invalid a moment ago": {
 			claim: testClaim(nil), class: testClass(nil),
-			call: infeasibleUntil(infeasible{now.Add(time.Second), "", "class-1", "1", 1_500_000_000, ""}), want: doWait,
+			call: infeasibleUntil(soon, testClaim(nil), testClass(nil)), want: doWait,
 			reason: "Infeasible",
 		},
 		"called invalid long ago": {
 			claim: testClaim(nil), class: testClass(nil),
-			call: infeasibleUntil(infeasible{now, "", "class-1", "1", 1_500_000_000, ""}), want: doBegin, reason: "Wanted",
+			call: infeasibleUntil(now, testClaim(nil), testClass(nil)), want: doBegin, reason: "Wanted",
 		},
 		"called invalid, and the class is another": {
 			claim: testClaim(nil), class: testClass(nil),
-			call: infeasibleUntil(infeasible{now.Add(time.Second), "", "class-0", "1", 1_500_000_000, ""}), want: doBegin,
+			call: infeasibleUntil(soon, testClaim(nil), testClass(recreated)), want: doBegin,
 			reason: "Wanted",
 		},
 		"called invalid, and the class has changed": {
 			claim: testClaim(nil), class: testClass(nil),
-			call: infeasibleUntil(infeasible{now.Add(time.Second), "", "class-1", "0", 1_500_000_000, ""}), want: doBegin,
-			reason: "Wanted",
+			call: infeasibleUntil(soon, testClaim(nil), testClass(func(c *storagev1.StorageClass) { c.ResourceVersion = "0" })),
+			want: doBegin, reason: "Wanted",
 		},
 		"called invalid, and the attributes have changed": {
 			driver: can, claim: attributes("gold"), class: testClass(nil),
-			call: infeasibleUntil(infeasible{now.Add(time.Second), "", "class-1", "1", 1_500_000_000, ""}), want: doReadReferences,
+			call: infeasibleUntil(soon, testClaim(nil), testClass(nil)), want: doReadReferences,
 			reason: "Wanted",
 		},
 		"called invalid, and the size has changed": {
 			claim: testClaim(nil), class: testClass(nil),
-			call: infeasibleUntil(infeasible{now.Add(time.Second), "", "class-1", "1", 1, ""}), want: doBegin, reason: "Wanted",
+			call: infeasibleUntil(soon, testClaim(size("1")), testClass(nil)), want: doBegin, reason: "Wanted",
 		},
 
 		"called invalid for a node, and another one is selected": {
-			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "n2" }),
-			class: testClass(nil), call: infeasibleUntil(infeasible{now.Add(time.Second), "n1", "class-1", "1", 1_500_000_000, ""}),
-			want: doBegin, reason: "Wanted",
+			claim: testClaim(selectNode("n2")), class: testClass(nil),
+			call: infeasibleUntil(soon, testClaim(selectNode("n1")), testClass(nil)), want: doBegin, reason: "Wanted",
 		},
 		"asked for": {
 			claim: testClaim(nil), class: testClass(nil), call: testCall(intent.Planned, nil), want: doCreateVolume, reason: "Planned",

@@ -11,6 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -56,14 +57,13 @@ type operation struct {
 	resumed string
 
 	// While a call is in progress:
-	claim        *corev1.PersistentVolumeClaim // as of the request; it may be deleted by now
-	classUID     types.UID                     // of the StorageClass the request was prepared from
-	classVersion string                        // its resourceVersion
-	request      *csi.CreateVolumeRequest      // with the secrets once they are read
-	plan         plan
-	source       *volumerules.Source // of a clone or a restored snapshot; else nil
-	sourceBytes  int64               // see resolvedRefs
-	outdated     bool                // an object that the request was prepared from has changed
+	claim       *corev1.PersistentVolumeClaim // as of the request; it may be deleted by now
+	class       *storagev1.StorageClass       // likewise
+	request     *csi.CreateVolumeRequest      // with the secrets once they are read
+	plan        plan
+	source      *volumerules.Source // of a clone or a restored snapshot; else nil
+	sourceBytes int64               // see resolvedRefs
+	outdated    bool                // an object that the request was prepared from has changed
 
 	handle     string                   // of the volume that CreateVolume has returned
 	pv         *corev1.PersistentVolume // for that volume; of a rejected one, to find out whom it belongs to
@@ -80,12 +80,9 @@ type operation struct {
 // infeasible is a request that the driver called invalid. It is not repeated
 // before until, unless something it was prepared from changes.
 type infeasible struct {
-	until          time.Time
-	node           string // that the scheduler had selected
-	classUID       types.UID
-	classVersion   string
-	requestedBytes int64
-	attributes     string // name of the VolumeAttributesClass
+	until time.Time
+	claim *corev1.PersistentVolumeClaim
+	class *storagev1.StorageClass
 }
 
 // begin takes up a prepared request. id identifies its record.

@@ -117,7 +117,7 @@ func TestSourceOfCalls(t *testing.T) {
 // TestChangeDuringARequest: a request that the driver calls invalid is repeated without delay if an object that it was
 // prepared from has changed since.
 func TestChangeDuringARequest(t *testing.T) {
-	for changed, want := range map[bool]*infeasible{true: nil, false: {attributes: "gold"}} {
+	for changed, want := range map[bool]*infeasible{true: nil, false: {until: now}} {
 		o, key := newOperations(), claimKey{"ns", "c", uid}
 		for _, c := range []change{begin(intent.Plan, "a", operation{}), {Event: intent.Send}} {
 			if _, _, err := o.Apply(key, c); err != nil {
@@ -127,7 +127,7 @@ func TestChangeDuringARequest(t *testing.T) {
 		if changed {
 			o.allowRetry(key)
 		}
-		_, _, err := o.Apply(key, noVolume(&infeasible{attributes: "gold"}))
+		_, _, err := o.Apply(key, noVolume(&infeasible{until: now}))
 		if got := o.Get(key).Payload.infeasible; err != nil || !cmp.Equal(got, want, cmp.AllowUnexported(infeasible{})) {
 			t.Errorf("changed %t: %+v, %v", changed, got, err)
 		}

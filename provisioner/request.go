@@ -104,7 +104,7 @@ func (d driver) prepare(
 		parameters[volumerules.ParameterPrefix+"pv/name"] = p.VolumeName
 	}
 	request := &csi.CreateVolumeRequest{Name: p.VolumeName, Parameters: parameters, CapacityRange: capacityRange(claim)}
-	o := operation{claim: claim, classUID: class.UID, classVersion: class.ResourceVersion, request: request}
+	o := operation{claim: claim, class: class, request: request}
 	if refs != nil {
 		request.VolumeContentSource, request.MutableParameters = refs.content, refs.mutable
 		o.source, o.sourceBytes = refs.source, refs.sourceBytes

@@ -214,5 +214,5 @@ func (r topologyRequest) checkNode(t *csi.TopologyRequirement, known *topology.A
 
 // classRecreated reports whether the class of the claim is another object than the one the request was prepared from.
 func (s claimState) classRecreated() bool {
-	return s.class != nil && s.class.UID != s.call.Payload.classUID
+	return s.class != nil && s.class.UID != s.call.Payload.class.UID
 }
