@@ -26,11 +26,11 @@ type attempt struct {
 }
 
 // lock locks the claim.
-func (a *attempt) lock() { a.unlock = a.t.memories.locks.Exclusive(a.key.UID) }
+func (a *attempt) lock() { a.unlock = a.t.locks.Exclusive(a.key.UID) }
 
 // remember changes the memory of the operation. event is zero if nothing happened to the call.
 func (a *attempt) remember(event intent.Event, set func(*operationMemory)) {
-	_, _, _ = a.t.memories.Apply(a.key, change{Event: event, Set: set})
+	_, _, _ = a.t.ledger.Apply(a.key, change{Event: event, Set: set})
 }
 
 // apply executes step. After an error the operation is retried with back-off.

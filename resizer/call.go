@@ -73,7 +73,7 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 func (a *attempt) call(ctx context.Context, last call, src source, t target, f func(context.Context)) error {
 	a.begin(last, t)
 	// Also before the lock is released: the other operation of the claim must not plan another call.
-	if err := a.t.memories.Send(ctx, a.key, t.key); err != nil {
+	if err := a.t.ledger.Send(ctx, a.key, t.key); err != nil {
 		return err
 	}
 	// An attempt that follows reads the secret again.
@@ -87,7 +87,7 @@ func (a *attempt) call(ctx context.Context, last call, src source, t target, f f
 	defer release()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, src.migrated), a.t.c.cfg.callTimeout(a.key.Operation))
 	defer cancel()
-	if err := a.t.memories.Send(ctx, a.key, t.key); err != nil {
+	if err := a.t.ledger.Send(ctx, a.key, t.key); err != nil {
 		return err
 	}
 	f(call)
@@ -97,7 +97,7 @@ func (a *attempt) call(ctx context.Context, last call, src source, t target, f f
 // begin prepares the call for t. An earlier process may have sent it if last, the last call, is unanswered. A call of this process that
 // may have an effect stays, because it is repeated.
 func (a *attempt) begin(last call, t target) {
-	if a.t.memories.Get(a.key).State.MayHaveEffect() {
+	if a.t.ledger.Get(a.key).State.MayHaveEffect() {
 		return
 	}
 	event := intent.Plan
@@ -105,5 +105,5 @@ func (a *attempt) begin(last call, t target) {
 		event = intent.Resume
 	}
 	a.remember(intent.Settle, nil)
-	_, _, _ = a.t.memories.Apply(a.key, change{Event: event, Args: t.key, Set: func(m *operationMemory) { m.target = t }})
+	_, _, _ = a.t.ledger.Apply(a.key, change{Event: event, Args: t.key, Set: func(m *operationMemory) { m.target = t }})
 }

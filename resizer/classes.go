@@ -75,7 +75,7 @@ func (t *term) classHandlers() kube.Handlers[*metav1.PartialObjectMetadata] {
 	added := func(*metav1.PartialObjectMetadata) {
 		// The class may have been read before it was created, and its reader not wait yet.
 		for _, stage := range []string{stageClassNeeded, stageClassMissing} {
-			for _, k := range t.memories.inStage(stage) {
+			for _, k := range t.inStage(stage) {
 				t.queue.Add(k)
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/record"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
@@ -137,7 +139,7 @@ func EventSource(driver string) string { return "external-resizer " + driver }
 // waiting returns the number of operations whose last decision had this reason.
 func (c *Controller) waiting(reason string) float64 {
 	if t := c.term.Load(); t != nil {
-		return float64(len(t.memories.inStage(reason)))
+		return float64(len(t.inStage(reason)))
 	}
 	return 0
 }
@@ -145,12 +147,15 @@ func (c *Controller) waiting(reason string) float64 {
 // term holds the state between acquiring and releasing the Lease. It is discarded afterwards, because
 // another replica may have changed the objects in between.
 type term struct {
-	c              *Controller
-	ctx            context.Context // ends with the term
-	claims         *kube.TermCache[*corev1.PersistentVolumeClaim]
-	volumes        *kube.TermCache[*corev1.PersistentVolume]
-	queue          *workloop.Loop[key]
-	memories       *memories
+	c       *Controller
+	ctx     context.Context // ends with the term
+	claims  *kube.TermCache[*corev1.PersistentVolumeClaim]
+	volumes *kube.TermCache[*corev1.PersistentVolume]
+	queue   *workloop.Loop[key]
+	ledger  *intent.Ledger[key, operationMemory]
+	// locks are held by the UID of a claim during decisions about both of its operations and writes, and released during calls to
+	// the driver.
+	locks          keylock.Locks[types.UID]
 	registrations  kube.Registrations
 	background     sync.WaitGroup
 	classesWatched sync.Once
@@ -163,7 +168,7 @@ type term struct {
 func (c *Controller) Run(ctx context.Context) error {
 	background, cancel := context.WithCancel(ctx)
 	t := &term{
-		c: c, ctx: background, memories: newMemories(),
+		c: c, ctx: background, ledger: newLedger(),
 		claims: kube.NewTermCache(c.claims), volumes: kube.NewTermCache(c.volumes),
 		restarted: rate.NewLimiter(5, 5),
 	}
@@ -173,7 +178,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		Name: c.driver.name + "-pvc", RetryStart: c.cfg.RetryIntervalStart, RetryMax: c.cfg.RetryIntervalMax,
 		WaitReady: c.deps.Ready, GracePeriod: c.cfg.LongestTimeout() + workloop.APIGrace,
 	}, c.deps.Queues, t.sync)
-	t.queue.ShowStage(func(k key) string { return t.memories.Get(k).Payload.stage })
+	t.queue.ShowStage(func(k key) string { return t.ledger.Get(k).Payload.stage })
 	defer t.queue.Stop()
 	t.register()
 	defer t.registrations.Remove()
@@ -208,7 +213,7 @@ func (t *term) sync(ctx context.Context, k key) (next time.Time, err error) {
 	a, deleted := &attempt{t: t, key: k}, false
 	a.lock()
 	defer func() {
-		t.memories.release(k, deleted)
+		t.release(k, deleted)
 		a.unlock()
 	}()
 	for range maxSteps {

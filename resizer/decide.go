@@ -80,7 +80,7 @@ func (a action) String() string {
 	}[a]
 }
 
-// Reasons of steps that others than the log read: see [memories.inStage].
+// Reasons of steps that others than the log read: see [term.inStage].
 const (
 	stageInfeasible   = "Infeasible"
 	stageInUse        = "VolumeInUse"

@@ -69,7 +69,7 @@ type reads struct {
 
 // gather reads the caches, including own writes that the watch has not delivered yet.
 func (t *term) gather(k key, r reads) claimState {
-	s := claimState{key: k, call: t.memories.Get(k), now: time.Now(), reads: r}
+	s := claimState{key: k, call: t.ledger.Get(k), now: time.Now(), reads: r}
 	volume := ""
 	if claim, fresh, ok := t.claims.Fresh(k.claim()); ok && claim.UID == k.UID {
 		s.claim, s.confirmed, volume = claim, fresh, claim.Spec.VolumeName

@@ -91,7 +91,7 @@ func isNewsOfNode(old, claim *corev1.PersistentVolumeClaim) bool {
 func (t *term) claimDeleted(claim *corev1.PersistentVolumeClaim) {
 	for o := range operations {
 		k := keyOf(claim, o)
-		if t.memories.Get(k) != (call{}) { // the sync forgets it, after its last write
+		if t.ledger.Get(k) != (call{}) { // the sync forgets it, after its last write
 			t.queue.Add(k)
 		} else {
 			t.queue.Forget(k)

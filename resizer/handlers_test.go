@@ -46,11 +46,11 @@ func TestRecreatedObjects(t *testing.T) {
 		"pod, labeled":       {stageInUse, func(t *term) { t.podHandlers().Update(pod("1", "c1"), pod("1", "c1")) }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			term := &term{memories: newMemories(), queue: workloop.New(workloop.Config{Name: "test"},
+			term := &term{ledger: newLedger(), queue: workloop.New(workloop.Config{Name: "test"},
 				workloop.NewMetrics(prometheus.NewRegistry()), func(context.Context, key) (time.Time, error) { return time.Time{}, nil })}
 			defer term.queue.Stop()
 			k := key{"ns", "c1", "u", modify}
-			_, _, _ = term.memories.Apply(k, change{Set: func(m *operationMemory) { m.stage = tt.stage }})
+			_, _, _ = term.ledger.Apply(k, change{Set: func(m *operationMemory) { m.stage = tt.stage }})
 			tt.update(term)
 			if n := term.queue.Len(); n != tt.want {
 				t.Errorf("%d keys, want %d", n, tt.want)

@@ -130,7 +130,7 @@ func (t *term) podHandlers() kube.Handlers[*corev1.Pod] {
 }
 
 func (t *term) wakeUnused(claim string) {
-	for _, k := range t.memories.inStage(stageInUse) {
+	for _, k := range t.inStage(stageInUse) {
 		if k.claim() == claim {
 			t.queue.Add(k)
 		}

@@ -6,11 +6,8 @@ package resizer
 import (
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/intent"
-	"github.com/storage-controller/storage-controller/internal/keylock"
 )
 
 // operation is what a key of the queue stands for.
@@ -81,21 +78,14 @@ func (d delay) wait(target string, now time.Time) (wait step, delays bool) {
 	return step{action: doWait, reason: stageInfeasible, until: d.until}, d.target == target && now.Before(d.until)
 }
 
-// memories holds the operations of a term.
-type memories struct {
-	*intent.Ledger[key, operationMemory]
-	// locks are held by the UID of a claim during decisions about both of its operations and writes, and released during calls to
-	// the driver.
-	locks keylock.Locks[types.UID]
-}
-
-func newMemories() *memories {
-	return &memories{Ledger: intent.NewLedger[key, operationMemory](election.MayCall)}
+// newLedger returns the memory of the operations of a term.
+func newLedger() *intent.Ledger[key, operationMemory] {
+	return intent.NewLedger[key, operationMemory](election.MayCall)
 }
 
 // inStage returns the keys whose last decision had this reason.
-func (s *memories) inStage(stage string) (keys []key) {
-	for k, c := range s.All() {
+func (t *term) inStage(stage string) (keys []key) {
+	for k, c := range t.ledger.All() {
 		if c.Payload.stage == stage {
 			keys = append(keys, k)
 		}
@@ -105,13 +95,13 @@ func (s *memories) inStage(stage string) (keys []key) {
 
 // release forgets the operation of k if it has nothing to remember, or if its claim is deleted and it has no result to write.
 // Call it with the lock of the claim.
-func (s *memories) release(k key, deleted bool) {
-	c := s.Get(k)
+func (t *term) release(k key, deleted bool) {
+	c := t.ledger.Get(k)
 	c.Payload.stage = ""
 	if deleted && c.State != intent.Answered {
-		_, _, _ = s.Apply(k, change{Event: intent.Settle})
+		_, _, _ = t.ledger.Apply(k, change{Event: intent.Settle})
 	}
 	if deleted || c.Payload == (operationMemory{}) {
-		s.Forget(k)
+		t.ledger.Forget(k)
 	}
 }

@@ -34,12 +34,12 @@ func TestBegin(t *testing.T) {
 		"repeated after a final error": {intent.Settled, false, "2Gi", intent.Planned, true},
 		"another leader's, settled":    {intent.Settled, true, "3Gi", intent.Unknown, true},
 	} {
-		a := &attempt{t: &term{memories: newMemories()}}
+		a := &attempt{t: &term{ledger: newLedger()}}
 		for _, e := range map[intent.State][]intent.Event{
 			intent.Planned: {intent.Plan}, intent.Sent: {intent.Plan, intent.Send}, intent.Unknown: {intent.Resume},
 			intent.Settled: {intent.Plan, intent.Settle},
 		}[tt.before] {
-			if _, _, err := a.t.memories.Apply(a.key, change{Event: e, Args: size("2Gi").key}); err != nil {
+			if _, _, err := a.t.ledger.Apply(a.key, change{Event: e, Args: size("2Gi").key}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -48,10 +48,10 @@ func TestBegin(t *testing.T) {
 			last.State = intent.Unknown
 		}
 		a.begin(last, size(tt.target))
-		if got := a.t.memories.Get(a.key); got.State != tt.want {
+		if got := a.t.ledger.Get(a.key); got.State != tt.want {
 			t.Errorf("%s: %v, want %v", name, got.State, tt.want)
 		}
-		if err := a.t.memories.Send(t.Context(), a.key, size(tt.target).key); (err == nil) != tt.sends {
+		if err := a.t.ledger.Send(t.Context(), a.key, size(tt.target).key); (err == nil) != tt.sends {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -71,16 +71,16 @@ func TestCallOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 		ended := errors.New("the term has ended")
 		ctx, end := context.WithCancelCause(t.Context())
 		end(ended)
-		term := &term{c: &Controller{deps: Deps{Locks: &locks}}, memories: newMemories()}
+		term := &term{c: &Controller{deps: Deps{Locks: &locks}}, ledger: newLedger()}
 		for _, o := range []operation{expand, modify} {
 			a := &attempt{t: term, key: key{Operation: o}}
 			a.lock()
 			call := map[operation]func(context.Context, claimState, step) error{expand: a.expand, modify: a.modify}[o]
-			if err := call(ctx, s, step{}); !errors.Is(err, ended) || term.memories.Get(a.key).Payload.answer != nil {
-				t.Errorf("%s returned %v, and the call is %+v", o, err, term.memories.Get(a.key))
+			if err := call(ctx, s, step{}); !errors.Is(err, ended) || term.ledger.Get(a.key).Payload.answer != nil {
+				t.Errorf("%s returned %v, and the call is %+v", o, err, term.ledger.Get(a.key))
 			}
 			// Sent before the wait, so that the other operation cannot plan another call.
-			if state := term.memories.Get(a.key).State; !state.MayHaveEffect() {
+			if state := term.ledger.Get(a.key).State; !state.MayHaveEffect() {
 				t.Errorf("%s: the call is %s while it waits for the volume", o, state)
 			}
 			a.unlock() // it is held again after each call

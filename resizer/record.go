@@ -142,7 +142,7 @@ func (a *attempt) companion(ctx context.Context) (*attempt, *step) {
 // intended remembers an intent that was written.
 func (a *attempt) intended(s claimState, step step) {
 	if a.key.Operation == modify || a.t.c.driver.expansion == expandsController {
-		a.begin(a.key.Operation.callOf(a.t.memories.Get(a.key), s.claim), step.target)
+		a.begin(a.key.Operation.callOf(a.t.ledger.Get(a.key), s.claim), step.target)
 	}
 	a.remember(0, func(m *operationMemory) {
 		m.missingClass, m.intended = "", step.target.key

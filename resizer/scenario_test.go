@@ -592,7 +592,7 @@ func resizerScenarioDeleted(t *testing.T) {
 		f.Must(err)
 		f.Plugin.Release()
 		kubetest.Eventually(t, "the resizer forgets the claim", func(context.Context) error {
-			for k := range f.c.term.Load().memories.All() {
+			for k := range f.c.term.Load().ledger.All() {
 				return fmt.Errorf("it remembers %s", k)
 			}
 			return nil

@@ -105,7 +105,7 @@ func (a *attempt) retry(s claimState, step step, err error) (bool, error) {
 		return true, nil
 	}
 	refused := failure{step.action.String(), string(apierrors.ReasonForError(err)), err.Error(), s.now}
-	if s.claim != nil && isRefusal(err) && !a.t.memories.Get(a.key).Payload.refused.covers(refused) {
+	if s.claim != nil && isRefusal(err) && !a.t.ledger.Get(a.key).Payload.refused.covers(refused) {
 		a.remember(0, func(m *operationMemory) { m.refused = refused })
 		a.t.event(s.claim, refusedEvent(a.key.Operation, s, step, err))
 	}
