@@ -99,7 +99,7 @@ func (l *claimLoop) takeUp(ctx context.Context, s claimState, st step, r *reads)
 			return change{}, err
 		}
 		r.unlock = unlock
-		if err := l.sources.protect(ctx, *source, s.refs.uid); err != nil {
+		if err := l.sources.protect(ctx, *source, s.refs.object); err != nil {
 			return l.reportFailure(s, fmt.Errorf("data source %s: adding source finalizer: %w", source, err))
 		}
 	}

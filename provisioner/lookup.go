@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -24,7 +23,7 @@ type resolvedRefs struct {
 	source  *volumerules.Source      // nil: an empty volume
 	content *csi.VolumeContentSource // of the request
 	mutable map[string]string        // parameters of its VolumeAttributesClass
-	uid     types.UID                // of the source
+	object  metav1.Object            // the source
 	// sourceBytes is the size of the source of a recorded clone that is larger than the claim. Zero: it is not.
 	sourceBytes int64
 	err         error // why the claim cannot be provisioned from them
@@ -83,7 +82,7 @@ func (c *Controller) mutableParameters(ctx context.Context, name string) (map[st
 func (c *Controller) readContent(ctx context.Context, claim *corev1.PersistentVolumeClaim, f *resolvedRefs) (err error) {
 	key := *f.source
 	if key.Kind == kube.KindSnapshot {
-		f.content, f.uid, err = c.snapshotContent(ctx, claim, key)
+		f.content, f.object, err = c.snapshotContent(ctx, claim, key)
 		return err
 	}
 	source, err := c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
@@ -106,32 +105,32 @@ func (c *Controller) readContent(ctx context.Context, claim *corev1.PersistentVo
 	if pv, err = c.driver.asCSI(pv); err != nil {
 		return err
 	}
-	f.uid = source.UID
+	f.object = source
 	f.content, err = volumerules.CloneContent(c.driver.name, source, pv, claim)
 	return err
 }
 
 func (c *Controller) snapshotContent(
 	ctx context.Context, claim *corev1.PersistentVolumeClaim, key volumerules.Source,
-) (*csi.VolumeContentSource, types.UID, error) {
+) (*csi.VolumeContentSource, metav1.Object, error) {
 	s, err := c.deps.Snapshots.VolumeSnapshots(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
 	name, err := volumerules.BoundContent(s)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
 	content, err := c.deps.Snapshots.VolumeSnapshotContents().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
 	source, err := volumerules.SnapshotContent(c.driver.name, s, content, claim, c.cfg.PreventVolumeModeConversion)
 	if err == nil && s.Status.RestoreSize != nil && capacityRange(claim).RequiredBytes > s.Status.RestoreSize.Value() {
 		klog.FromContext(ctx).V(1).Info("The claim requests more than the restore size of its snapshot",
 			"volumeSnapshot", klog.KObj(s), "restoreSize", s.Status.RestoreSize)
 	}
-	return source, s.UID, err
+	return source, s, err
 }
 
 // permitted returns an error if a source in another namespace has no ReferenceGrant (KEP-3294).

@@ -10,11 +10,11 @@ import (
 	"sync"
 	"time"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"golang.org/x/sync/singleflight"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/keylock"
@@ -56,38 +56,46 @@ func newSourceProtector(
 //
 // Several callers share the requests of the first one. Its lock keeps the finalizer from being removed until they end, and
 // from then on that of each caller. The contexts of all callers end with the same term.
-func (p *sourceProtector) protect(ctx context.Context, key volumerules.Source, uid types.UID) error {
-	_, err, _ := p.protects.Do(fmt.Sprintf("%s %s", key, uid), func() (any, error) { return nil, p.addProtection(ctx, key, uid) })
+func (p *sourceProtector) protect(ctx context.Context, key volumerules.Source, source metav1.Object) error {
+	_, err, _ := p.protects.Do(fmt.Sprintf("%s %s", key, source.GetUID()), func() (any, error) {
+		return nil, p.addProtection(ctx, source)
+	})
 	return err
 }
 
-// addProtection adds the finalizer to the source that has both key and uid.
-func (p *sourceProtector) addProtection(ctx context.Context, key volumerules.Source, uid types.UID) error {
-	if key.Kind == kube.KindClaim {
-		source, err := addFinalizer(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), key.Name, uid,
-			kube.CloningProtection)
+// addProtection adds the finalizer to a source.
+func (p *sourceProtector) addProtection(ctx context.Context, source metav1.Object) error {
+	if claim, ok := source.(*corev1.PersistentVolumeClaim); ok {
+		protected, err := addFinalizer(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim, kube.CloningProtection)
 		if err == nil {
-			p.claims.Observe(source) // for releaseClaim
+			p.claims.Observe(protected) // for releaseClaim
 		}
 		return err
 	}
-	_, err := addFinalizer(ctx, p.c.deps.Snapshots.VolumeSnapshots(key.Namespace), key.Name, uid, kube.SnapshotProtection)
+	snapshot, ok := source.(*snapshotv1.VolumeSnapshot)
+	if !ok {
+		return fmt.Errorf("unknown kind of source: %T", source)
+	}
+	_, err := addFinalizer(ctx, p.c.deps.Snapshots.VolumeSnapshots(snapshot.Namespace), snapshot, kube.SnapshotProtection)
 	if apierrors.IsForbidden(err) {
 		klog.FromContext(ctx).Info("VolumeSnapshot is restored without finalizer: no permission. Grant patch on volumesnapshots",
-			"volumeSnapshot", klog.KRef(key.Namespace, key.Name), "err", err)
+			"volumeSnapshot", klog.KObj(snapshot), "err", err)
 		return nil
 	}
 	return err
 }
 
-// addFinalizer adds a finalizer to the object that has both name and uid.
-func addFinalizer[T metav1.Object](ctx context.Context, w kube.Writer[T], name string, uid types.UID, finalizer string) (T, error) {
-	source, err := w.Get(ctx, name, metav1.GetOptions{})
-	if err == nil && source.GetUID() != uid {
-		err = fmt.Errorf("it was recreated, with UID %q instead of %q", source.GetUID(), uid)
-	}
-	if err != nil {
-		return source, err
+// addFinalizer adds a finalizer to a source. It was read before its lock was held: the finalizer that it had may have been removed since.
+func addFinalizer[T metav1.Object](ctx context.Context, w kube.Writer[T], source T, finalizer string) (T, error) {
+	if slices.Contains(source.GetFinalizers(), finalizer) {
+		live, err := w.Get(ctx, source.GetName(), metav1.GetOptions{})
+		if err == nil && live.GetUID() != source.GetUID() {
+			err = fmt.Errorf("it was recreated, with UID %q instead of %q", live.GetUID(), source.GetUID())
+		}
+		if err != nil {
+			return source, err
+		}
+		source = live
 	}
 	return kube.PatchMetadata(ctx, w, source, kube.MetadataPatch{AddFinalizers: []string{finalizer}})
 }
@@ -157,18 +165,16 @@ func (p *sourceProtector) sync(ctx context.Context, key volumerules.Source) (tim
 // releaseClaim skips claims of other drivers, whose calls are not known here.
 func (p *sourceProtector) releaseClaim(ctx context.Context, key volumerules.Source) error {
 	// A finalizer that is new to the cache comes with an event.
-	if known, ok := p.claims.Get(key.Namespace + "/" + key.Name); !ok || !isCloned(known) {
+	source, ok := p.claims.Get(key.Namespace + "/" + key.Name)
+	if !ok || !isCloned(source) {
 		return nil
 	}
-	claims := p.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace)
-	source, err := claims.Get(ctx, key.Name, metav1.GetOptions{})
-	if err != nil || !isCloned(source) {
+	others, err := p.ofAnotherDriver(ctx, source)
+	if err != nil || others {
 		return err
 	}
-	if others, err := p.ofAnotherDriver(ctx, source); err != nil || others {
-		return err
-	}
-	_, err = p.claims.Patch(ctx, claims, source, kube.MetadataPatch{RemoveFinalizers: []string{kube.CloningProtection}})
+	_, err = p.claims.Patch(ctx, p.c.deps.Client.CoreV1().PersistentVolumeClaims(key.Namespace), source,
+		kube.MetadataPatch{RemoveFinalizers: []string{kube.CloningProtection}})
 	return err
 }
 

@@ -38,7 +38,7 @@ func (s *Service) Resources(requests *rest.Config) (*Resources, error) {
 func resourceOf(lv *LogicalVolume) nodecleanup.Resource {
 	return nodecleanup.Resource{
 		Name: lv.Name, Node: lv.Spec.NodeName, Handle: cmp.Or(lv.Status.VolumeID, string(lv.UID)),
-		Claim: lv.Claim(), Version: lv.ResourceVersion, UID: lv.UID, Deleting: lv.terminating(),
+		Claim: lv.Claim(), ClaimUID: types.UID(claimUID(lv.Name)), Version: lv.ResourceVersion, UID: lv.UID, Deleting: lv.terminating(),
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -42,11 +43,13 @@ func Unreferenced(driver string, lvs []*LogicalVolume, withHandle func(handle st
 	})
 }
 
-// claimUID returns the UID of the claim in the name that the provisioner gives a volume by default: a prefix, a dash and the UID.
+// claimUID returns the UID of the claim in the name that the provisioner gives a volume by default: a prefix, a dash and the UID. It
+// returns "" if the name has none.
 func claimUID(name string) string {
-	const uuid = 36
-	if len(name) < uuid {
+	const length = 36
+	uid := name[max(0, len(name)-length):]
+	if len(uid) < length || uuid.Validate(uid) != nil {
 		return ""
 	}
-	return name[len(name)-uuid:]
+	return uid
 }

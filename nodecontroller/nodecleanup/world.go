@@ -60,10 +60,11 @@ type uncachedReader interface {
 // Resource is a custom resource of the driver that belongs to one node and, with a volume handle, to one volume.
 type Resource struct {
 	Name     string
-	Node     string // value of the topology key
-	Handle   string // of its volume; empty: none
-	Claim    string // NAMESPACE/NAME of the claim that it was created for; empty: unknown
-	Version  string // resourceVersion
+	Node     string    // value of the topology key
+	Handle   string    // of its volume; empty: none
+	Claim    string    // NAMESPACE/NAME of the claim that it was created for; empty: unknown
+	ClaimUID types.UID // of that claim; empty: unknown
+	Version  string    // resourceVersion
 	UID      types.UID
 	Deleting bool
 }
@@ -509,27 +510,29 @@ func (it *item) readClaim(ctx context.Context, src reader, key string) error {
 	return nil
 }
 
-// readRequest reads the claim of a custom resource without a volume, whose volume may be created at any time, unless the resource is
-// being deleted, or the claim has another volume.
+// readRequest reads the claim of a custom resource without a volume, if a running CreateVolume may still give it that volume, or one has
+// since the list of volumes. A resource that is being deleted gets none.
 func (it *item) readRequest(ctx context.Context, src reader) error {
-	namespace, name, _ := strings.Cut(it.Resource.Claim, "/")
-	if it.Resource.Deleting || !namesClaim(&corev1.ObjectReference{Namespace: namespace, Name: name}) {
+	res := it.Resource
+	namespace, name, _ := strings.Cut(res.Claim, "/")
+	if res.Deleting || !namesClaim(&corev1.ObjectReference{Namespace: namespace, Name: name}) {
 		return nil
 	}
 	claim, err := src.claim(ctx, namespace, name)
-	if err != nil || claim == nil {
+	if err != nil || claim == nil || res.ClaimUID != "" && claim.UID != res.ClaimUID {
 		return err
 	}
+	waits := slices.Contains(claim.Finalizers, kube.ProvisioningFinalizer)
 	if claim.Spec.VolumeName != "" {
 		pv, err := src.volume(ctx, claim.Spec.VolumeName)
 		if err != nil {
 			return err
 		}
-		if pv != nil && (pv.Spec.CSI == nil || pv.Spec.CSI.VolumeHandle != it.Resource.Handle) {
-			return nil
-		}
+		waits = pv != nil && pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == res.Handle
 	}
-	it.Claim = claim
+	if waits {
+		it.Claim = claim
+	}
 	return nil
 }
 

@@ -10,6 +10,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // TestWorld checks what lists of the same pass and the cache decide together about host h, whose volume the cache has.
@@ -106,21 +109,26 @@ func TestRequestsOfResources(t *testing.T) {
 	a := newAPI()
 	a.bind("c", "h")
 	pv, claim := a.volumes["pv-c"], a.claims["c"]
-	other, waits := pv.DeepCopy(), claim.DeepCopy()
-	other.Spec.CSI.VolumeHandle, waits.Spec.VolumeName = "other", ""
+	other, waits, called := pv.DeepCopy(), claim.DeepCopy(), claim.DeepCopy()
+	other.Spec.CSI.VolumeHandle, waits.Spec.VolumeName, called.Spec.VolumeName = "other", "", ""
+	called.Finalizers = []string{kube.ProvisioningFinalizer}
 	key, handle := claim.Namespace+"/"+claim.Name, pv.Spec.CSI.VolumeHandle
 	for name, c := range map[string]struct {
 		of    string
+		uid   types.UID
 		claim *corev1.PersistentVolumeClaim
 		pv    *corev1.PersistentVolume
 		want  *corev1.PersistentVolumeClaim
 	}{
-		"the claim has no volume":               {key, waits, nil, waits},
-		"a later list has its volume":           {key, claim, pv, claim},
-		"the volume does not exist":             {key, claim, nil, claim},
-		"the claim has another volume":          {key, claim, other, nil},
-		"the claim does not exist":              {key, nil, nil, nil},
-		"it is not known for which claim it is": {"", claim, pv, nil},
+		"no CreateVolume is running":            {key, "", waits, nil, nil},
+		"CreateVolume may have happened":        {key, "", called, nil, called},
+		"a later list has its volume":           {key, "", claim, pv, claim},
+		"the volume does not exist any more":    {key, "", claim, nil, nil},
+		"the claim has another volume":          {key, "", claim, other, nil},
+		"the claim was recreated":               {key, "old", called, nil, nil},
+		"its UID is known":                      {key, claim.UID, called, nil, called},
+		"the claim does not exist":              {key, "", nil, nil, nil},
+		"it is not known for which claim it is": {"", "", claim, pv, nil},
 	} {
 		src := newStore()
 		if c.claim != nil {
@@ -130,8 +138,11 @@ func TestRequestsOfResources(t *testing.T) {
 			src.volumes[pv.Name] = c.pv
 		}
 		for _, deleting := range []bool{false, true} {
-			it := item{Resource: &Resource{Name: "r", Node: "h", Handle: handle, Claim: c.of, Deleting: deleting}}
-			if err := it.readRequest(context.Background(), src); err != nil || it.Claim != c.want && !deleting || it.Claim != nil && deleting {
+			it, want := item{Resource: &Resource{Name: "r", Node: "h", Handle: handle, Claim: c.of, ClaimUID: c.uid, Deleting: deleting}}, c.want
+			if deleting {
+				want = nil
+			}
+			if err := it.readRequest(context.Background(), src); err != nil || it.Claim != want {
 				t.Errorf("%s, deleting %v: %v, %v", name, deleting, it.Claim, err)
 			}
 		}
