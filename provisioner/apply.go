@@ -105,10 +105,10 @@ func (l *claimLoop) takeUp(ctx context.Context, s claimState, st step, r *reads)
 	}
 	r.failure = nil
 	id := ""
-	if st.event == intent.Plan || st.next.resumed != "" {
+	if st.trigger == intent.Plan || st.next.resumed != "" {
 		id = fmt.Sprintf("%s-%d", l.c.driver.identity, l.c.requests.Add(1))
 	}
-	return begin(st.event, id, st.next), nil
+	return begin(st.trigger, id, st.next), nil
 }
 
 // reschedule has the scheduler select another node. cause is nil if its event was sent.

@@ -50,12 +50,12 @@ const (
 
 // step holds the action that decide has chosen and its arguments.
 type step struct {
-	action action
-	reason string
-	err    error        // of doIgnore, doReport, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
-	until  time.Time    // of doWait
-	event  intent.Event // of doBegin: Plan, or Resume if an earlier process has recorded the request
-	next   operation    // of doBegin
+	action  action
+	reason  string
+	err     error        // of doIgnore, doReport, doBackOff, doRetry, doFail and, unless an event was sent, doReschedule
+	until   time.Time    // of doWait
+	trigger intent.Event // of doBegin: Plan, or Resume if an earlier process has recorded the request
+	next    operation    // of doBegin
 }
 
 // decide returns the one next step for a claim. It has no side effects, and an answer for
@@ -251,9 +251,9 @@ func (d driver) decideRequest(s claimState) step {
 }
 
 // begin returns the step that takes up a request: a new one, or that of an earlier process.
-func (s claimState) begin(event intent.Event, reason string, next operation) step {
+func (s claimState) begin(trigger intent.Event, reason string, next operation) step {
 	next.began = s.race.began
-	return step{action: doBegin, reason: reason, event: event, next: next}
+	return step{action: doBegin, reason: reason, trigger: trigger, next: next}
 }
 
 // waits reports whether a claim waits for its volume, or for the result of a call.

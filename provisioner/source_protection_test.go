@@ -102,7 +102,7 @@ func beginsAt(t *testing.T, claims *kube.TermCache[*corev1.PersistentVolumeClaim
 func (l *claimLoop) protectSnapshot(ctx context.Context) (change, error) {
 	r := reads{refs: &resolvedRefs{object: &snapshotv1.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s", UID: "u"}}}}
 	defer r.release()
-	next := step{event: intent.Plan, next: operation{source: &testSnapshot}}
+	next := step{trigger: intent.Plan, next: operation{source: &testSnapshot}}
 	return l.takeUp(ctx, claimState{claim: testClaim(nil), reads: r}, next, &r)
 }
 

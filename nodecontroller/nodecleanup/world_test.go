@@ -138,7 +138,8 @@ func TestRequestsOfResources(t *testing.T) {
 			src.volumes[pv.Name] = c.pv
 		}
 		for _, deleting := range []bool{false, true} {
-			it, want := item{Resource: &Resource{Name: "r", Node: "h", Handle: handle, Claim: c.of, ClaimUID: c.uid, Deleting: deleting}}, c.want
+			res, want := Resource{Name: "r", Node: "h", Handle: handle, Claim: c.of, ClaimUID: c.uid, Deleting: deleting}, c.want
+			it := item{Resource: &res}
 			if deleting {
 				want = nil
 			}
