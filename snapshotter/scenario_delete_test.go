@@ -523,12 +523,12 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 	t.Run("content_given_to_another_driver_during_the_repeated_call", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.blockedByOutcome()
-		f.Plugin.Always(createSnapshot, nil)
+		n := f.Plugin.Count(createSnapshot)
 		f.Plugin.Next(createSnapshot, func(_ context.Context, _ *csitest.Plugin, _ any, do func() (any, error)) (any, error) {
 			f.patch("v1", `{"spec":{"driver":"other"}}`)
 			return do()
 		})
-		n := f.Plugin.Count(createSnapshot)
+		f.Plugin.Always(createSnapshot, nil) // no call before it may succeed
 		f.Wait(createSnapshot, n+1)
 		f.waitEvent("This content was deleted or given to another driver", "may remain")
 		f.quiet()
