@@ -58,7 +58,8 @@ func (l *claimLoop) createVolume(ctx context.Context, key claimKey, s claimState
 	created := pv
 	err = checkVolume(o, volume)
 	if err == nil && o.plan.Migrated {
-		if created, err = migration.ToInTree(pv); err != nil {
+		created, err = migration.ToInTree(pv)
+		if err != nil {
 			err = fmt.Errorf("%w: %w", errUnusable, err)
 		}
 	}

@@ -102,7 +102,8 @@ func (c *Controller) readContent(ctx context.Context, claim *corev1.PersistentVo
 	if err != nil {
 		return err
 	}
-	if pv, err = c.driver.asCSI(pv); err != nil {
+	pv, err = c.driver.asCSI(pv)
+	if err != nil {
 		return err
 	}
 	f.object = source

@@ -139,7 +139,8 @@ func (d driver) resume(
 	}
 	hash := ""
 	prepare := func(d driver) {
-		if o, err = d.prepare(claim, class, record.SelectedNode, refs, recorded); err == nil {
+		o, err = d.prepare(claim, class, record.SelectedNode, refs, recorded)
+		if err == nil {
 			hash, err = fingerprint(o.request, record.Recompute)
 		}
 	}

@@ -19,7 +19,8 @@ import (
 func (l *loop) readMembers(ctx context.Context, s state, step step, r *reads) (err error) {
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
-	if r.snapshots, err = l.calls.members(call, step.deleted.handle, s.secrets); err != nil {
+	r.snapshots, err = l.calls.members(call, step.deleted.handle, s.secrets)
+	if err != nil {
 		return l.reportDeletion(ctx, s.content, deletionError(s.content, err))
 	}
 	r.listed, r.read = true, election.Moment{}

@@ -106,7 +106,7 @@ func plan(s Settings, w world, r Records, tried attempts) Plan {
 	p.Breaker = verdict(s, w, p.Records, pending)
 	if p.Breaker.Open {
 		for value, n := range p.Records.Lost {
-			// A host counts as lost while that is not known, but a hold would outlive it.
+			// An item that could not be read counts for the breaker, and does not hold its host: the hold would remain after the next read.
 			if known[value] && !n.exempt() {
 				n.Held = HeldByBreaker
 				p.Records.Lost[value] = n

@@ -141,7 +141,8 @@ func compare(ctx context.Context, o options) (*comparison, error) {
 	}
 	if o.compare.detaches > 0 {
 		load := backlog{detaches: o.compare.detaches, nodes: 200, attaches: 60, each: 10 * time.Second, every: time.Second}
-		if c.Pressure, err = measurePressure(ctx, o, c.Sides, load); err != nil {
+		c.Pressure, err = measurePressure(ctx, o, c.Sides, load)
+		if err != nil {
 			return c, err
 		}
 	}

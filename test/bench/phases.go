@@ -205,10 +205,7 @@ func (b *bench) run(ctx context.Context) (*results, error) {
 	done := newTimes()
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
-	factory := informers.NewSharedInformerFactory(b.client, 0)
-	b.watch(factory, done)
-	factory.Start(watching.Done())
-	factory.WaitForCacheSync(watching.Done())
+	b.watch(watching, done)
 	b.watchSnapshots(watching, done)
 
 	// One volume warms everything up, and shows that the sidecars work at all.
@@ -317,8 +314,9 @@ func (b *bench) life(ctx context.Context, done *times, prefix string, first, n i
 	return nil
 }
 
-// watch notes when things are done: "PHASE NAME".
-func (b *bench) watch(factory informers.SharedInformerFactory, done *times) {
+// watch notes when things are done, "PHASE NAME", until ctx ends. It returns after the first lists.
+func (b *bench) watch(ctx context.Context, done *times) {
+	factory := informers.NewSharedInformerFactory(b.client, 0)
 	add := func(i cache.SharedIndexInformer, seen func(any), gone func(any)) {
 		_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: seen, UpdateFunc: func(_, obj any) { seen(obj) }, DeleteFunc: func(obj any) {
@@ -349,6 +347,8 @@ func (b *bench) watch(factory informers.SharedInformerFactory, done *times) {
 			done.note("attach " + va.Name)
 		}
 	}, func(obj any) { done.note("detach " + obj.(*storagev1.VolumeAttachment).Name) })
+	factory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
 }
 
 // tails is the end of the logs of the sidecars, for an error.

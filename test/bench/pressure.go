@@ -13,7 +13,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/informers"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -51,7 +50,8 @@ func measurePressure(ctx context.Context, o options, sides [2]side, load backlog
 	for s, side := range sides {
 		say("measuring attaches of %s beside %d detaches", side.Versions, load.detaches)
 		var err error
-		if p.Sides[s], err = measureBacklog(ctx, o, side, load); err != nil {
+		p.Sides[s], err = measureBacklog(ctx, o, side, load)
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", side.Name, err)
 		}
 	}
@@ -110,10 +110,7 @@ func (b *bench) attachBesideDetaches(ctx context.Context, load backlog) (w waiti
 	done := newTimes()
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
-	factory := informers.NewSharedInformerFactory(b.client, 0)
-	b.watch(factory, done)
-	factory.Start(watching.Done())
-	factory.WaitForCacheSync(watching.Done())
+	b.watch(watching, done)
 	attach := func(i int) (time.Duration, error) {
 		began := time.Now()
 		if err := b.attach(ctx, attached(i), attached(i), node(i%load.nodes)); err != nil {
