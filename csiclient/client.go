@@ -264,6 +264,10 @@ func (c *Client) await(ctx context.Context, final func(error) bool, read func() 
 		if err == nil {
 			err = read()
 		}
+		// A driver may report the deadline of ctx before the timer of ctx has fired.
+		if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+			<-ctx.Done()
+		}
 		switch {
 		case err == nil:
 			return nil

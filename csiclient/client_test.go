@@ -257,6 +257,27 @@ func TestConnectWaitsForTheSocket(t *testing.T) {
 	}
 }
 
+// lateTimer is a context whose timer fires after its deadline, as on a busy machine.
+type lateTimer struct {
+	context.Context
+	deadline time.Time
+}
+
+func (l lateTimer) Deadline() (time.Time, bool) { return l.deadline, true }
+
+func TestConnectTakesNoDeadlineOfItsOwnForAnAnswer(t *testing.T) {
+	p := csitest.Run(t, csitest.Config{})
+	c, _ := newClient(t, p, nil)
+	connect(t, c)
+	p.Always("Probe", csitest.Fail(codes.DeadlineExceeded, "too late"))
+	timer, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, errors.New("enough"))
+	defer cancel()
+	_, err := c.Connect(lateTimer{timer, time.Now()})
+	if err == nil || !strings.HasSuffix(err.Error(), "enough") || Answered(err) {
+		t.Errorf("%v", err)
+	}
+}
+
 // running is Run in the background; the function returned waits for its end.
 func running(t *testing.T, c *Client) (stop func() error) {
 	ctx, cancel := context.WithCancel(t.Context())
