@@ -182,10 +182,25 @@ func (f *fixture) create(name string, change func(*corev1.PersistentVolumeClaim,
 		f.Must(err)
 	}
 	kubetest.SetStatus(f.T, f.Client.CoreV1().PersistentVolumeClaims(f.Namespace), name, status)
+	if pv.Name != "" && f.c != nil && f.c.term.Load() != nil {
+		f.watched(pv.Name)
+	}
 	if pv.Spec.CSI == nil {
 		return ""
 	}
 	return pv.Spec.CSI.VolumeHandle
+}
+
+// watched waits until the watch has delivered a PersistentVolume. Only then is a request of its claim the cause of the first call: a
+// request that is delivered after that call ends its back-off.
+func (f *fixture) watched(pv string) {
+	f.Helper()
+	kubetest.Eventually(f.T, "PersistentVolume "+pv+" is watched", func(context.Context) error {
+		if _, ok := f.c.volumes.Get(pv); !ok {
+			return errors.New("it is not cached")
+		}
+		return nil
+	})
 }
 
 // patch patches the spec or metadata of a claim. The admission of the API server may not know a new

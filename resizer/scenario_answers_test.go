@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -313,14 +312,6 @@ func resizerScenarioWrites(t *testing.T) {
 		f.start()
 		f.create("c1", nil)
 		f.create("fence", nil)
-		kubetest.Eventually(t, "the PersistentVolumes are watched", func(context.Context) error {
-			for _, claim := range []string{"c1", "fence"} {
-				if _, ok := f.c.volumes.Get(f.pvName(claim)); !ok {
-					return errors.New(claim)
-				}
-			}
-			return nil
-		})
 		gate.Lock()
 		open := sync.OnceFunc(gate.Unlock)
 		defer open()
