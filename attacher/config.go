@@ -8,33 +8,37 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // Config holds the settings of the attacher.
 type Config struct {
 	// Timeout bounds one ControllerPublishVolume or ControllerUnpublishVolume call, and one page of ListVolumes. A publish
 	// or unpublish that exceeds it is indeterminate and is repeated with the same arguments (CSI spec, "Timeouts").
-	Timeout time.Duration `mapstructure:"timeout"`
+	Timeout time.Duration
 	// WorkerThreads is the number of VolumeAttachments, and separately of
 	// PersistentVolumes, that are reconciled concurrently.
-	WorkerThreads int `mapstructure:"worker-threads"`
+	WorkerThreads uint
 	// RetryIntervalStart is the delay after the first failure of a VolumeAttachment. It
 	// doubles with each further failure up to RetryIntervalMax.
-	RetryIntervalStart time.Duration `mapstructure:"retry-interval-start"`
-	RetryIntervalMax   time.Duration `mapstructure:"retry-interval-max"`
+	RetryIntervalStart time.Duration
+	RetryIntervalMax   time.Duration
 	// Resync is the interval at which all unfinished objects are enqueued. Zero disables
 	// it: only events and failures enqueue.
-	Resync time.Duration `mapstructure:"resync"`
+	Resync time.Duration
 	// ReconcileSync is the interval of the reconciliation with ListVolumes. It is longer if
 	// ListVolumes takes long. Zero disables the reconciliation.
-	ReconcileSync time.Duration `mapstructure:"reconcile-sync"`
+	ReconcileSync time.Duration
 	// MaxEntries is the page size of ListVolumes. Zero lets the driver choose.
-	MaxEntries int `mapstructure:"max-entries"`
+	MaxEntries int
 	// DefaultFSType is the fsType of volumes that specify none. It may be empty.
-	DefaultFSType string `mapstructure:"default-fstype"`
+	DefaultFSType string
 	// StoreErrorCode writes the gRPC code of a failed publish to status.attachError, where
 	// the kubelet looks for ResourceExhausted (KEP-4876).
-	StoreErrorCode bool `mapstructure:"-"`
+	StoreErrorCode bool
 }
 
 // DefaultConfig returns the default settings.
@@ -43,6 +47,21 @@ func DefaultConfig() Config {
 		Timeout: 15 * time.Second, WorkerThreads: 100, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
 		Resync: 10 * time.Minute, ReconcileSync: time.Minute, StoreErrorCode: true,
 	}
+}
+
+// AddFlags adds the flags of the settings to fs. Their defaults are the values in c.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "timeout of each CSI call")
+	workloop.AddRetryFlags(fs, &c.RetryIntervalStart, &c.RetryIntervalMax)
+	fs.UintVar(&c.WorkerThreads, "worker-threads", c.WorkerThreads,
+		"number of VolumeAttachments, and separately of PersistentVolumes, that are reconciled at the same time")
+	fs.StringVar(&c.DefaultFSType, "default-fstype", c.DefaultFSType, "file system of PersistentVolumes that do not set one")
+	fs.DurationVar(&c.Resync, "resync", c.Resync,
+		"time between two resyncs of all VolumeAttachments that are not in their final state; 0 means never")
+	fs.DurationVar(&c.ReconcileSync, "reconcile-sync", c.ReconcileSync,
+		"time between two reconciliations of VolumeAttachments with ListVolumes, for drivers with LIST_VOLUMES_PUBLISHED_NODES; "+
+			"longer if listing takes long; 0 means never")
+	fs.IntVar(&c.MaxEntries, "max-entries", c.MaxEntries, "maximum entries per ListVolumes page; 0 lets the driver decide")
 }
 
 // Validate returns all errors in c, joined.
@@ -56,7 +75,7 @@ func (c Config) Validate() error {
 	positive("timeout", c.Timeout)
 	positive("retry-interval-start", c.RetryIntervalStart)
 	positive("retry-interval-max", c.RetryIntervalMax)
-	if c.WorkerThreads <= 0 {
+	if c.WorkerThreads == 0 {
 		errs = append(errs, fmt.Errorf("--worker-threads: must be positive, got %d", c.WorkerThreads))
 	}
 	if c.Resync < 0 {

@@ -132,8 +132,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.term.Store(t)
 	defer c.term.Store(nil)
 	var wg sync.WaitGroup
-	wg.Go(func() { t.vaQueue.Run(ctx, c.cfg.WorkerThreads) })
-	wg.Go(func() { t.pvQueue.Run(ctx, c.cfg.WorkerThreads) })
+	wg.Go(func() { t.vaQueue.Run(ctx, int(c.cfg.WorkerThreads)) })
+	wg.Go(func() { t.pvQueue.Run(ctx, int(c.cfg.WorkerThreads)) })
 	wg.Go(func() { workloop.Every(ctx, c.cfg.Resync, t.resync) })
 	caps := c.driver.caps
 	if caps.PublishUnpublishVolume && caps.ListVolumes && caps.ListVolumesPublishedNodes && c.cfg.ReconcileSync > 0 {

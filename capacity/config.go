@@ -8,39 +8,43 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // Config holds the settings of the capacity role.
 type Config struct {
 	// Timeout bounds one GetCapacity call.
-	Timeout time.Duration `mapstructure:"timeout"`
+	Timeout time.Duration
 	// RetryIntervalStart is the delay after the first failure of a pair. It doubles with
 	// each further failure up to RetryIntervalMax.
-	RetryIntervalStart time.Duration `mapstructure:"retry-interval-start"`
-	RetryIntervalMax   time.Duration `mapstructure:"retry-interval-max"`
+	RetryIntervalStart time.Duration
+	RetryIntervalMax   time.Duration
 	// NodeDeployment selects distributed provisioning: each node has an instance that
 	// publishes the capacity of that node. NodeName is then the name of the node.
-	NodeDeployment bool   `mapstructure:"node-deployment"`
-	NodeName       string `mapstructure:"-"`
+	NodeDeployment bool
+	NodeName       string
 
 	// Enabled turns the role on in a process with other roles.
-	Enabled bool `mapstructure:"enable-capacity"`
+	Enabled bool
 	// Threads is the number of pairs that are reconciled concurrently.
-	Threads int `mapstructure:"capacity-threads"`
+	Threads uint
 	// PollInterval is the age at which a response is refreshed.
-	PollInterval time.Duration `mapstructure:"capacity-poll-interval"`
+	PollInterval time.Duration
 	// OwnerRefLevel selects the owner of the objects: 0 is the pod of this process, 1 the
 	// controller of the pod, 2 its controller, and so on. Negative: no owner.
-	OwnerRefLevel int `mapstructure:"capacity-ownerref-level"`
+	OwnerRefLevel int
 	// ImmediateBinding includes StorageClasses with the binding mode Immediate.
-	ImmediateBinding bool `mapstructure:"capacity-for-immediate-binding"`
+	ImmediateBinding bool
 	// RemovalGrace delays the deletion of a segment's objects after its last node was
 	// deleted. A restart of the node plugin unregisters the driver for some seconds.
-	RemovalGrace time.Duration `mapstructure:"capacity-removal-grace"`
+	RemovalGrace time.Duration
 	// QPS is the maximum number of API requests per second for the objects; 0 or less: no limit. Burst is the number of
 	// requests that may exceed QPS at once; 0 means 10.
-	QPS   float64 `mapstructure:"kube-api-capacity-qps"`
-	Burst int     `mapstructure:"kube-api-capacity-burst"`
+	QPS   float64
+	Burst int
 }
 
 // DefaultConfig returns the default settings.
@@ -49,6 +53,31 @@ func DefaultConfig() Config {
 		Timeout: 15 * time.Second, RetryIntervalStart: time.Second, RetryIntervalMax: 5 * time.Minute,
 		Threads: 1, PollInterval: time.Minute, OwnerRefLevel: 1, RemovalGrace: 30 * time.Second, Burst: 5,
 	}
+}
+
+// AddFlags adds the flags of the settings to fs. Their defaults are the values in c.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "timeout of each CSI call")
+	workloop.AddRetryFlags(fs, &c.RetryIntervalStart, &c.RetryIntervalMax)
+	fs.BoolVar(&c.NodeDeployment, "node-deployment", c.NodeDeployment,
+		"run once per node, for the capacity of that node; requires the environment variable NODE_NAME")
+	fs.BoolVar(&c.Enabled, "enable-capacity", c.Enabled,
+		"publish the available capacity of the driver as CSIStorageCapacity objects, which the command capacity always does; "+
+			"requires the environment variable NAMESPACE, and POD_NAME unless the objects have no owner")
+	fs.UintVar(&c.Threads, "capacity-threads", c.Threads,
+		"number of pairs of StorageClass and topology segment that are reconciled at the same time")
+	fs.DurationVar(&c.PollInterval, "capacity-poll-interval", c.PollInterval, "time after which GetCapacity is called again for a pair")
+	fs.IntVar(&c.OwnerRefLevel, "capacity-ownerref-level", c.OwnerRefLevel,
+		"owner of the CSIStorageCapacity objects: 0 the pod of this process, 1 its controller (StatefulSet, DaemonSet), "+
+			"2 the controller of that (Deployment), and so on; negative means none")
+	fs.BoolVar(&c.ImmediateBinding, "capacity-for-immediate-binding", c.ImmediateBinding,
+		"publish capacity also for StorageClasses with Immediate binding")
+	fs.DurationVar(&c.RemovalGrace, "capacity-removal-grace", c.RemovalGrace,
+		"how long the CSIStorageCapacity objects of a topology segment are kept after its last node was removed")
+	fs.Float64Var(&c.QPS, "kube-api-capacity-qps", c.QPS,
+		"maximum requests per second to the API server for CSIStorageCapacity objects; 0 and negative values mean no limit")
+	fs.IntVar(&c.Burst, "kube-api-capacity-burst", c.Burst,
+		"number of requests for CSIStorageCapacity objects that may exceed --kube-api-capacity-qps at once; 0 means 10")
 }
 
 // Validate returns all errors in c, joined.
@@ -63,7 +92,7 @@ func (c Config) Validate() error {
 	positive("retry-interval-start", c.RetryIntervalStart)
 	positive("retry-interval-max", c.RetryIntervalMax)
 	positive("capacity-poll-interval", c.PollInterval)
-	if c.Threads <= 0 {
+	if c.Threads == 0 {
 		errs = append(errs, fmt.Errorf("--capacity-threads: must be positive, got %d", c.Threads))
 	}
 	if c.RemovalGrace < 0 {

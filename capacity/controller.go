@@ -135,7 +135,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.term.Store(t)
 	defer c.term.Store(nil)
 	var wg sync.WaitGroup
-	wg.Go(func() { t.queue.Run(ctx, c.cfg.Threads) })
+	wg.Go(func() { t.queue.Run(ctx, int(c.cfg.Threads)) })
 	wg.Go(func() { t.refreshClasses(ctx) })
 	wg.Wait()
 	return context.Cause(ctx)

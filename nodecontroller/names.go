@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"time"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
@@ -19,9 +18,9 @@ import (
 // derived returns the settings that follow from the name of the driver, by the names of their flags. They
 // are lower-case DNS subdomains, which the name of a driver need not be. For TopoLVM, they are the names and the behavior of
 // topolvm-controller. mode is that of finalizers of claims, if it was set.
-func derived(driver string, mode pvcfinalizer.Mode) map[string]any {
+func derived(driver string, mode pvcfinalizer.Mode) map[string]string {
 	d := strings.ToLower(driver)
-	values := map[string]any{
+	values := map[string]string{
 		"node-finalizer":             NodeFinalizer(driver),
 		"pvc-finalizer":              d + "/pvc",
 		"capacity-resource":          d + "/capacity",
@@ -35,22 +34,22 @@ func derived(driver string, mode pvcfinalizer.Mode) map[string]any {
 		return values
 	}
 	// The names for claims and pods did not change with the name of the driver.
-	obsolete := []string{"topolvm.io/pvc", "topolvm.cybozu.com/pvc"}
+	obsolete := "topolvm.io/pvc,topolvm.cybozu.com/pvc"
 	if mode == pvcfinalizer.ModeEnforce {
-		obsolete = obsolete[1:]
+		obsolete = "topolvm.cybozu.com/pvc"
 	}
-	maps.Copy(values, map[string]any{
+	maps.Copy(values, map[string]string{
 		"pvc-finalizer":                  "topolvm.io/pvc",
 		"resize-annotation":              "topolvm.io/last-resizefs-requested-at",
-		"pvc-finalizer-mode":             pvcfinalizer.ModeStrip,
+		"pvc-finalizer-mode":             string(pvcfinalizer.ModeStrip),
 		"pvc-obsolete-finalizers":        obsolete,
 		"topology-node-key":              "topology." + d + "/node",
-		"node-finalizer-mode":            nodecleanup.FinalizerRemove,
-		"node-finalizer-wait-for-others": false,
-		"node-cleanup":                   nodecleanup.ModeClaims,
-		"node-cleanup-scope":             nodecleanup.ScopeAll,
-		"node-cleanup-retain":            nodecleanup.RetainClaim,
-		"node-delete-grace":              time.Duration(0),
+		"node-finalizer-mode":            string(nodecleanup.FinalizerRemove),
+		"node-finalizer-wait-for-others": "false",
+		"node-cleanup":                   string(nodecleanup.ModeClaims),
+		"node-cleanup-scope":             string(nodecleanup.ScopeAll),
+		"node-cleanup-retain":            string(nodecleanup.RetainClaim),
+		"node-delete-grace":              "0s",
 	})
 	return values
 }

@@ -7,14 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
-	"slices"
 	"strings"
 
-	"github.com/go-viper/mapstructure/v2"
+	"github.com/spf13/pflag"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
-	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 // Origin is the source of a setting.
@@ -46,45 +43,32 @@ func (c Config) Resolve(driver string) (Config, []Setting, error) {
 		return c, nil, fmt.Errorf("--driver-name: is %q, but the driver reports %q; remove the flag, or connect to the other driver",
 			c.DriverName, driver)
 	}
-	values, origins := c.values(), c.origins()
+	fs, origins := c.flags(), c.origins()
+	derive := func(name, value string) {
+		if err := fs.Set(name, value); err != nil {
+			panic(fmt.Sprintf("nodecontroller: %v", err)) // the value has the wrong name or type; a test derives all of them
+		}
+		origins[name] = OriginDerived
+	}
 	for name, value := range derived(driver, c.PVCFinalizerMode) {
-		if _, set := origins[name]; !set || values[name] == "" {
-			values[name], origins[name] = value, OriginDerived
+		if _, set := origins[name]; !set || fs.Lookup(name).Value.String() == "" {
+			derive(name, value)
 		}
 	}
 	if c.DriverName == "" {
-		values["driver-name"], origins["driver-name"] = driver, OriginDerived
+		derive("driver-name", driver)
 	}
-	if c.SkipNodeFinalize && values["node-cleanup"] != nodecleanup.ModeOff {
-		values["node-cleanup"], origins["node-cleanup"] = nodecleanup.ModeOff, OriginDerived
+	if c.SkipNodeFinalize && c.NodeCleanup != nodecleanup.ModeOff {
+		derive("node-cleanup", string(nodecleanup.ModeOff))
 	}
-	return c.with(values), settings(values, origins), nil
+	return c, settings(fs, origins), nil
 }
 
-// MayBeDerived reports whether the name of a driver may replace the default of a setting.
-func MayBeDerived(name string) bool {
-	return name == "driver-name" || derived(topolvm.Driver, "")[name] != nil
-}
-
-// values returns the settings of c by the names of their flags.
-func (c Config) values() map[string]any {
-	values := map[string]any{}
-	if err := mapstructure.Decode(c, &values); err != nil {
-		panic(fmt.Sprintf("nodecontroller: %v", err)) // the types are those of Config
-	}
-	return values
-}
-
-// with returns a copy of c with these values.
-func (c Config) with(values map[string]any) Config {
-	decoder, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{Result: &c, ZeroFields: true, ErrorUnused: true})
-	if err == nil {
-		err = decoder.Decode(values)
-	}
-	if err != nil {
-		panic(fmt.Sprintf("nodecontroller: %v", err)) // a derived value has the wrong name or type; a test decodes all of them
-	}
-	return c
+// flags returns the flags that set the fields of c.
+func (c *Config) flags() *pflag.FlagSet {
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	c.AddFlags(fs)
+	return fs
 }
 
 // origins returns the sources of the explicit settings of c.
@@ -92,27 +76,28 @@ func (c Config) origins() map[string]Origin {
 	if c.Explicit != nil {
 		return maps.Clone(c.Explicit)
 	}
-	origins, defaults := map[string]Origin{}, DefaultConfig().values()
-	for name, value := range c.values() {
-		if !reflect.DeepEqual(value, defaults[name]) {
-			origins[name] = OriginFlag
+	defaults := DefaultConfig()
+	origins, unset := map[string]Origin{}, defaults.flags()
+	c.flags().VisitAll(func(f *pflag.Flag) {
+		if f.Value.String() != unset.Lookup(f.Name).Value.String() {
+			origins[f.Name] = OriginFlag
 		}
-	}
+	})
 	return origins
 }
 
-// settings returns values as they are shown to users, by name.
-func settings(values map[string]any, origins map[string]Origin) []Setting {
+// settings returns the values of flags as they are shown to users, by name.
+func settings(fs *pflag.FlagSet, origins map[string]Origin) []Setting {
 	var all []Setting
-	for _, name := range slices.Sorted(maps.Keys(values)) {
-		s := Setting{Name: name, Value: fmt.Sprint(values[name]), Origin: OriginDefault}
-		if list, ok := values[name].([]string); ok {
-			s.Value = strings.Join(list, ", ")
+	fs.VisitAll(func(f *pflag.Flag) {
+		s := Setting{Name: f.Name, Value: f.Value.String(), Origin: OriginDefault}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			s.Value = strings.Join(list.GetSlice(), ", ")
 		}
-		if origin, ok := origins[name]; ok {
+		if origin, ok := origins[f.Name]; ok {
 			s.Origin = origin
 		}
 		all = append(all, s)
-	}
+	})
 	return all
 }

@@ -118,17 +118,21 @@ func TestTopolvmFollowsFromTheDriver(t *testing.T) {
 func TestDerivedValuesFitTheirSettings(t *testing.T) {
 	for _, driver := range []string{"d", topolvm.Driver} {
 		for name, value := range derived(driver, "") {
-			c := DefaultConfig().with(map[string]any{name: value}) // panics if the setting does not exist
-			if got := c.values()[name]; !reflect.DeepEqual(got, value) {
-				t.Errorf("%s: %s is derived as %T %v, it becomes %T %v", driver, name, value, value, got, got)
+			c := DefaultConfig()
+			fs := c.flags()
+			if err := fs.Set(name, value); err != nil {
+				t.Fatal(err)
 			}
-			if !MayBeDerived(name) {
-				t.Errorf("%s may not be derived", name)
+			if got := strings.Trim(fs.Lookup(name).Value.String(), "[]"); got != value {
+				t.Errorf("%s: %s is derived as %q, it becomes %q", driver, name, value, got)
+			}
+			if _, omitted := fs.Lookup(name).Annotations["omitted"]; !omitted {
+				t.Errorf("a printed configuration contains the default of %s, which may be derived", name)
+			}
+			if _, omitted := fs.Lookup("node-missing-grace").Annotations["omitted"]; omitted {
+				t.Error("a setting that nothing derives")
 			}
 		}
-	}
-	if MayBeDerived("node-missing-grace") {
-		t.Error("a setting that nothing derives")
 	}
 }
 
@@ -173,22 +177,6 @@ func TestWhatResolveRefuses(t *testing.T) {
 		_, _, err := Config{DriverName: "b.example.com"}.Resolve(driver)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want an error with %s", driver, err, want)
-		}
-	}
-}
-
-// TestEmpty: flags do not set all fields. The others have their defaults.
-func TestEmpty(t *testing.T) {
-	for _, values := range [][2]reflect.Value{
-		{reflect.ValueOf(*Empty()), reflect.ValueOf(DefaultConfig())},
-		{reflect.ValueOf(Empty().Settings), reflect.ValueOf(DefaultConfig().Settings)},
-	} {
-		for i := range values[0].NumField() {
-			field := values[0].Type().Field(i)
-			got, want := values[0].Field(i).Interface(), values[1].Field(i).Interface()
-			if field.Tag.Get("mapstructure") == "-" && !reflect.DeepEqual(got, want) {
-				t.Errorf("%s is %v, want %v", field.Name, got, want)
-			}
 		}
 	}
 }

@@ -199,8 +199,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.claimLoop.Store(claimLoop)
 	defer c.claimLoop.Store(nil)
 	var wg sync.WaitGroup
-	wg.Go(func() { claimLoop.queue.Run(ctx, c.cfg.WorkerThreads) })
-	wg.Go(func() { volumeLoop.queue.Run(ctx, c.cfg.WorkerThreads) })
+	wg.Go(func() { claimLoop.queue.Run(ctx, int(c.cfg.WorkerThreads)) })
+	wg.Go(func() { volumeLoop.queue.Run(ctx, int(c.cfg.WorkerThreads)) })
 	claimLoop.watchOptional(ctx, &wg)
 	claimLoop.sources.run(ctx, &wg)
 	wg.Wait()

@@ -235,8 +235,8 @@ func (p *sourceProtector) releaseSnapshot(ctx context.Context, key volumerules.S
 
 // run releases sources until ctx ends.
 func (p *sourceProtector) run(ctx context.Context, wg *sync.WaitGroup) {
-	wg.Go(func() { p.cloneQueue.Run(ctx, p.c.cfg.CloningProtectionThreads) })
-	wg.Go(func() { p.snapshotQueue.Run(ctx, p.c.cfg.CloningProtectionThreads) })
+	wg.Go(func() { p.cloneQueue.Run(ctx, int(p.c.cfg.CloningProtectionThreads)) })
+	wg.Go(func() { p.snapshotQueue.Run(ctx, int(p.c.cfg.CloningProtectionThreads)) })
 	if p.sweeps() {
 		wg.Go(func() { workloop.Every(ctx, p.c.cfg.SnapshotOrphanSweepInterval, p.sweep) })
 	}

@@ -7,41 +7,45 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // Config holds the settings of the snapshotter.
 type Config struct {
 	// Timeout bounds one CSI call. CreateSnapshot blocks until the snapshot is cut. A call that
 	// exceeds it is indeterminate and is repeated with the same arguments (CSI spec, "Timeouts").
-	Timeout time.Duration `mapstructure:"timeout"`
+	Timeout time.Duration
 	// WorkerThreads is the number of VolumeSnapshotContents, and separately of
 	// VolumeGroupSnapshotContents, that are reconciled concurrently.
-	WorkerThreads int `mapstructure:"worker-threads"`
+	WorkerThreads uint
 	// RetryIntervalStart is the delay after the first failure of an object, and after the first
 	// check of a snapshot that is not ready. Both double up to RetryIntervalMax, separately.
-	RetryIntervalStart time.Duration `mapstructure:"retry-interval-start"`
-	RetryIntervalMax   time.Duration `mapstructure:"retry-interval-max"`
+	RetryIntervalStart time.Duration
+	RetryIntervalMax   time.Duration
 	// ResyncPeriod is the interval at which all unfinished objects are enqueued. Zero disables it.
-	ResyncPeriod time.Duration `mapstructure:"resync-period"`
+	ResyncPeriod time.Duration
 	// SnapshotNamePrefix begins the name of every snapshot. A dash and the UID of the VolumeSnapshot follow.
 	// SnapshotNameUUIDLength is the number of characters of that UID, 1 to 32, without dashes; -1: the whole UID with dashes.
 	// The fields with Group do the same for VolumeGroupSnapshots.
-	SnapshotNamePrefix          string `mapstructure:"snapshot-name-prefix"`
-	SnapshotNameUUIDLength      int    `mapstructure:"snapshot-name-uuid-length"`
-	GroupSnapshotNamePrefix     string `mapstructure:"groupsnapshot-name-prefix"`
-	GroupSnapshotNameUUIDLength int    `mapstructure:"groupsnapshot-name-uuid-length"`
+	SnapshotNamePrefix          string
+	SnapshotNameUUIDLength      int
+	GroupSnapshotNamePrefix     string
+	GroupSnapshotNameUUIDLength int
 	// ExtraCreateMetadata passes the names of VolumeSnapshot and VolumeSnapshotContent to the driver.
-	ExtraCreateMetadata bool `mapstructure:"extra-create-metadata"`
+	ExtraCreateMetadata bool
 	// SecretNamespaces are the namespaces in which secrets may be; empty means all. The process sets it.
-	SecretNamespaces []string `mapstructure:"-"`
+	SecretNamespaces []string
 	// NodeDeployment enables distributed snapshotting: one instance per node, for the contents with LabelManagedBy=NodeName.
-	NodeDeployment bool   `mapstructure:"node-deployment"`
-	NodeName       string `mapstructure:"-"`
+	NodeDeployment bool
+	NodeName       string
 	// Groups is the feature gate CSIVolumeGroupSnapshot.
-	Groups bool `mapstructure:"-"`
+	Groups bool
 	// RecheckInterval is the longest time between two searches for CRDs that are not installed. A watch is closed after a third of
 	// it without them.
-	RecheckInterval time.Duration `mapstructure:"-"`
+	RecheckInterval time.Duration
 }
 
 // DefaultConfig returns the default settings.
@@ -52,6 +56,28 @@ func DefaultConfig() Config {
 		GroupSnapshotNamePrefix: "groupsnapshot", GroupSnapshotNameUUIDLength: -1, Groups: true,
 		RecheckInterval: 30 * time.Second,
 	}
+}
+
+// AddFlags adds the flags of the settings to fs. Their defaults are the values in c.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "timeout of each CSI call")
+	workloop.AddRetryFlags(fs, &c.RetryIntervalStart, &c.RetryIntervalMax)
+	fs.UintVar(&c.WorkerThreads, "worker-threads", c.WorkerThreads,
+		"number of VolumeSnapshotContents, and separately of VolumeGroupSnapshotContents, that are reconciled at the same time")
+	fs.DurationVar(&c.ResyncPeriod, "resync-period", c.ResyncPeriod,
+		"time between two resyncs of all contents that are not in their final state; 0 means never")
+	fs.StringVar(&c.SnapshotNamePrefix, "snapshot-name-prefix", c.SnapshotNamePrefix, "prefix of snapshot names")
+	fs.IntVar(&c.SnapshotNameUUIDLength, "snapshot-name-uuid-length", c.SnapshotNameUUIDLength,
+		"number of characters of the VolumeSnapshot's UID in the snapshot name; -1 means the whole UID with dashes")
+	fs.StringVar(&c.GroupSnapshotNamePrefix, "groupsnapshot-name-prefix", c.GroupSnapshotNamePrefix,
+		"prefix of the names of group snapshots")
+	fs.IntVar(&c.GroupSnapshotNameUUIDLength, "groupsnapshot-name-uuid-length", c.GroupSnapshotNameUUIDLength,
+		"number of characters of the VolumeGroupSnapshot's UID in the name of the group; -1 means the whole UID with dashes")
+	fs.BoolVar(&c.ExtraCreateMetadata, "extra-create-metadata", c.ExtraCreateMetadata,
+		"pass the names of VolumeSnapshot and VolumeSnapshotContent to CreateSnapshot")
+	fs.BoolVar(&c.NodeDeployment, "node-deployment", c.NodeDeployment,
+		"distributed snapshotting: run once per node, for the VolumeSnapshotContents with its label; "+
+			"requires the environment variable NODE_NAME")
 }
 
 // uuidCharacters is the length of a UID without its dashes.
@@ -74,7 +100,7 @@ func (c Config) Validate() error {
 	if c.ResyncPeriod < 0 {
 		fail("resync-period", "must not be negative, got %v", c.ResyncPeriod)
 	}
-	if c.WorkerThreads <= 0 {
+	if c.WorkerThreads == 0 {
 		fail("worker-threads", "must be positive, got %d", c.WorkerThreads)
 	}
 	for prefix, length := range map[[2]string]int{

@@ -67,7 +67,7 @@ func (c *Controller) runLoop(ctx context.Context, k *kind, w *watches, calls cal
 	running.Store(l)
 	defer running.Store(nil)
 	var wg sync.WaitGroup
-	wg.Go(func() { l.queue.Run(ctx, c.cfg.WorkerThreads) })
+	wg.Go(func() { l.queue.Run(ctx, int(c.cfg.WorkerThreads)) })
 	wg.Go(func() { workloop.Every(ctx, c.cfg.ResyncPeriod, l.resync) })
 	wg.Wait()
 	return context.Cause(ctx)

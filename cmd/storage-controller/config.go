@@ -30,7 +30,7 @@ func newConfigCommand() *cobra.Command {
 			if err != nil {
 				return &app.UsageError{Err: err}
 			}
-			out, err := c.Marshal()
+			out, err := c.File()
 			if err == nil {
 				_, err = cmd.OutOrStdout().Write(out)
 			}
@@ -58,7 +58,7 @@ func newConfigCommand() *cobra.Command {
 		},
 	}
 	for _, c := range []*cobra.Command{printer, validator} {
-		app.All.Schema().Register(c.Flags())
+		app.All.Register(c.Flags())
 		cmd.AddCommand(c)
 	}
 	return cmd

@@ -18,7 +18,7 @@ import (
 // refuses others before anything is installed. UPDATE=1 writes them.
 func TestDocsKeysOfTheChart(t *testing.T) {
 	const file = "../../deploy/helm/storage-controller/charts/storage-controller-library/templates/_configuration-keys.tpl"
-	keys, more := app.All.Schema().Keys(), []string{}
+	keys, more := app.All.Options().Keys(), []string{}
 	for _, cmd := range newRoot("storage-controller").Commands() {
 		if !slices.Contains([]string{"all", "provision", "attach", "resize", "snapshot", "capacity", "nodecontroller"}, cmd.Name()) {
 			continue

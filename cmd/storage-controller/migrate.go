@@ -187,14 +187,15 @@ func flagTables(root *cobra.Command) migrate.Tables {
 				Bare: f.NoOptDefVal != ""})
 		})
 	}
-	for _, section := range app.Sections() {
-		r := migrate.Role{Name: section.Name}
-		for _, o := range section.Options {
-			r.Options = append(r.Options, o.Name)
-			if o.Alias != "" {
-				r.Aliases = append(r.Aliases, o.Alias)
-			}
+	for _, g := range app.All.Options().Roles() {
+		if g.Unused {
+			continue
 		}
+		r := migrate.Role{Name: g.Name}
+		g.Flags.VisitAll(func(f *pflag.Flag) {
+			r.Options = append(r.Options, f.Name)
+			r.Aliases = append(r.Aliases, f.Annotations["alias"]...)
+		})
 		t.Roles = append(t.Roles, r)
 	}
 	return t

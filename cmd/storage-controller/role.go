@@ -41,14 +41,14 @@ func newRoleCommand(use, name, short string, roles app.Selection) *cobra.Command
 				if print, _ := cmd.Flags().GetBool("print-config"); print {
 					return printConfig(ctx, c, cmd.OutOrStdout())
 				}
-				for _, name := range app.All.Schema().UnknownVariables(os.Environ()) {
+				for _, name := range app.All.Options().UnknownVariables(os.Environ()) {
 					klog.FromContext(ctx).Info("No setting has the name of this environment variable. Correct it", "variable", name)
 				}
 				return c.Run(ctx)
 			})
 		},
 	}
-	roles.Schema().Register(cmd.Flags())
+	roles.Register(cmd.Flags())
 	return cmd
 }
 
@@ -96,7 +96,7 @@ func untilSignal(log logr.Logger) (context.Context, func()) {
 
 // registerUserFlags adds the flags of "all" or of a role to a command that a person runs.
 func registerUserFlags(cmd *cobra.Command, roles app.Selection) {
-	roles.Schema().Register(cmd.Flags())
+	roles.Register(cmd.Flags())
 	cmd.Flags().Lookup("kubeconfig").Usage = settings.UserKubeconfigUsage
 }
 

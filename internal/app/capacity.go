@@ -18,7 +18,6 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
@@ -28,21 +27,19 @@ const capacityName = "capacity"
 var capacityRole = Role{
 	Name:           capacityName,
 	sidecar:        "csi-provisioner",
-	options:        capacityOptions,
-	config:         func() any { return &capacity.Config{} },
-	enabled:        func(s settings.Settings) bool { return capacityConfig(s).Enabled },
+	enabled:        func(s Settings) bool { return capacityConfig(s).Enabled },
 	switches:       []string{"enable-capacity"},
-	validate:       func(s settings.Settings) error { return capacityConfig(s).Validate() },
+	validate:       func(s Settings) error { return capacityConfig(s).Validate() },
 	environment:    capacityEnvironment,
-	timeout:        func(s settings.Settings) time.Duration { return capacityConfig(s).Timeout },
-	limit:          func(s settings.Settings) (float64, int) { return capacityConfig(s).QPS, capacityConfig(s).Burst },
-	nodeDeployment: func(s settings.Settings) bool { return capacityConfig(s).NodeDeployment },
+	timeout:        func(s Settings) time.Duration { return capacityConfig(s).Timeout },
+	limit:          func(s Settings) (float64, int) { return capacityConfig(s).QPS, capacityConfig(s).Burst },
+	nodeDeployment: func(s Settings) bool { return capacityConfig(s).NodeDeployment },
 	lease:          capacityLease,
 	supported: func(d csiclient.Driver) error {
 		return requireCapability(d, "GET_CAPACITY", d.Controller.GetCapacity)
 	},
 	grants: capacityGrants,
-	probe: func(ctx context.Context, s settings.Settings, config *rest.Config) error {
+	probe: func(ctx context.Context, s Settings, config *rest.Config) error {
 		_, err := findOwner(ctx, s, config)
 		return err
 	},
@@ -52,13 +49,13 @@ var capacityRole = Role{
 // capacityAlone is the role of the command capacity.
 var capacityAlone = func() Role {
 	r := capacityRole
-	r.lease = func(_ settings.Settings, driver string) string { return aloneLease(driver) }
+	r.lease = func(_ Settings, driver string) string { return aloneLease(driver) }
 	return r
 }()
 
 // capacityLease returns the Lease of the provisioner, under which csi-provisioner publishes capacity, too. A process without
 // the provisioner has another: it would keep the replicas that provision from becoming leader.
-func capacityLease(s settings.Settings, driver string) string {
+func capacityLease(s Settings, driver string) string {
 	if !mayRun(s, provisionerName) {
 		return aloneLease(driver)
 	}
@@ -67,42 +64,15 @@ func capacityLease(s settings.Settings, driver string) string {
 
 func aloneLease(driver string) string { return provisioner.LeaseName(driver) + "-capacity" }
 
-// capacityOptions returns the options of the role. "all" publishes capacity by default.
-func capacityOptions(all bool) []settings.Option {
-	d := capacity.DefaultConfig()
-	d.Enabled = all
-	return append(retryOptions(d.Timeout, d.RetryIntervalStart, d.RetryIntervalMax, "timeout of each CSI call"), []settings.Option{
-		{Name: "node-deployment", Default: d.NodeDeployment,
-			Usage: "run once per node, for the capacity of that node; requires the environment variable NODE_NAME"},
-		{Name: "enable-capacity", Default: d.Enabled,
-			Usage: "publish the available capacity of the driver as CSIStorageCapacity objects, which the command capacity always does; " +
-				"requires the environment variable NAMESPACE, and POD_NAME unless the objects have no owner"},
-		{Name: "capacity-threads", Default: uint(d.Threads),
-			Usage: "number of pairs of StorageClass and topology segment that are reconciled at the same time"},
-		{Name: "capacity-poll-interval", Default: d.PollInterval, Usage: "time after which GetCapacity is called again for a pair"},
-		{Name: "capacity-ownerref-level", Default: d.OwnerRefLevel,
-			Usage: "owner of the CSIStorageCapacity objects: 0 the pod of this process, " +
-				"1 its controller (StatefulSet, DaemonSet), 2 the controller of that (Deployment), and so on; negative means none"},
-		{Name: "capacity-for-immediate-binding", Default: d.ImmediateBinding,
-			Usage: "publish capacity also for StorageClasses with Immediate binding"},
-		{Name: "capacity-removal-grace", Default: d.RemovalGrace,
-			Usage: "how long the CSIStorageCapacity objects of a topology segment are kept after its last node was removed"},
-		{Name: "kube-api-capacity-qps", Default: d.QPS,
-			Usage: "maximum requests per second to the API server for CSIStorageCapacity objects; 0 and negative values mean no limit"},
-		{Name: "kube-api-capacity-burst", Default: d.Burst,
-			Usage: "number of requests for CSIStorageCapacity objects that may exceed --kube-api-capacity-qps at once; 0 means 10"},
-	}...)
-}
-
 // capacityConfig returns the configuration of the role with the environment.
-func capacityConfig(s settings.Settings) capacity.Config {
-	cfg := settings.Of[capacity.Config](s, capacityName)
+func capacityConfig(s Settings) capacity.Config {
+	cfg := s.Capacity
 	cfg.NodeName = os.Getenv("NODE_NAME")
 	return cfg
 }
 
 // capacityEnvironment returns an error for each environment variable that publishing requires and that is not set.
-func capacityEnvironment(s settings.Settings) error {
+func capacityEnvironment(s Settings) error {
 	var errs []error
 	if os.Getenv("NAMESPACE") == "" {
 		errs = append(errs, errors.New("the environment variable NAMESPACE must name the namespace of the CSIStorageCapacity objects. "+
@@ -115,7 +85,7 @@ func capacityEnvironment(s settings.Settings) error {
 	return errors.Join(errs...)
 }
 
-func capacityGrants(s settings.Settings, _ csiclient.Driver) []doctor.Grant {
+func capacityGrants(s Settings, _ csiclient.Driver) []doctor.Grant {
 	cfg, namespace := capacityConfig(s), os.Getenv("NAMESPACE")
 	if namespace == "" {
 		namespace = election.Namespace("")
@@ -134,7 +104,7 @@ func capacityGrants(s settings.Settings, _ csiclient.Driver) []doctor.Grant {
 }
 
 // findOwner reads the owner of the CSIStorageCapacity objects.
-func findOwner(ctx context.Context, s settings.Settings, config *rest.Config) (*metav1.OwnerReference, error) {
+func findOwner(ctx context.Context, s Settings, config *rest.Config) (*metav1.OwnerReference, error) {
 	client, meta, err := kube.NewClients(config) // with a timeout, unlike those of the watches
 	if err != nil {
 		return nil, err

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/audit"
 )
 
@@ -143,15 +142,15 @@ func TestCapacityIsAskedFor(t *testing.T) {
 func TestCapacitySharesTheLease(t *testing.T) {
 	roles := map[string][]string{}
 	for _, r := range All.roles {
-		lease := r.lease(settings.Settings{}, "drv.example.com/x")
+		lease := r.lease(Settings{}, "drv.example.com/x")
 		roles[lease] = append(roles[lease], r.Name)
 	}
 	if got := roles["drv-example-com-x"]; len(roles) != 5 || !slices.Equal(got, []string{"provisioner", "capacity"}) {
 		t.Errorf("the Leases are those of %q", roles)
 	}
-	var without settings.Settings
+	var without Settings
 	without.Common.Controllers = []string{attacherName, capacityName}
-	for _, lease := range []string{capacityAlone.lease(settings.Settings{}, "a.b"), capacityRole.lease(without, "a.b")} {
+	for _, lease := range []string{capacityAlone.lease(Settings{}, "a.b"), capacityRole.lease(without, "a.b")} {
 		if lease != "a-b-capacity" {
 			t.Errorf("without the provisioner it has the Lease %q", lease)
 		}
@@ -167,7 +166,7 @@ func TestFlagsOfTheCapacity(t *testing.T) {
 			"enable-capacity": "true"},
 	} {
 		fs := pflag.NewFlagSet(command, pflag.ContinueOnError)
-		map[string]Selection{"provision": Provision, "capacity": Capacity, "all": All}[command].Schema().Register(fs)
+		map[string]Selection{"provision": Provision, "capacity": Capacity, "all": All}[command].Register(fs)
 		for name, def := range map[string]string{
 			"capacity-threads": "1", "capacity-poll-interval": "1m0s", "capacity-ownerref-level": "1",
 			"capacity-for-immediate-binding": "false", "kube-api-capacity-qps": "0", "kube-api-capacity-burst": "5",

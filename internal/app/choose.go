@@ -10,17 +10,16 @@ import (
 	"strings"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/internal/settings"
 )
 
 // mayRun reports whether --controllers allows the role called name.
-func mayRun(s settings.Settings, name string) bool {
+func mayRun(s Settings, name string) bool {
 	c := s.Common.Controllers
 	return !slices.Contains(c, "-"+name) && (!namesRoles(s) || slices.Contains(c, name))
 }
 
 // namesRoles reports whether --controllers names roles that run, rather than roles that do not.
-func namesRoles(s settings.Settings) bool {
+func namesRoles(s Settings) bool {
 	return slices.ContainsFunc(s.Common.Controllers, func(name string) bool { return !strings.HasPrefix(name, "-") })
 }
 

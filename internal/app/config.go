@@ -25,7 +25,7 @@ import (
 
 // Config is everything that a command runs with.
 type Config struct {
-	settings.Settings
+	Settings
 	Selection
 	Version string
 	// Logs is the logging of the process. Nil means that its levels cannot change.
@@ -40,8 +40,8 @@ type Config struct {
 	// KeepMemory keeps the memory that the first lists have needed. It is for programs that run many of these processes.
 	KeepMemory bool
 
-	file   string                            // of --config; "": none
-	reread func() (settings.Settings, error) // with the present content of the file
+	file   string                   // of --config; "": none
+	reread func() (Settings, error) // with the present content of the file
 }
 
 // restConfig returns the configuration of the clients of the API server.
@@ -60,7 +60,7 @@ func (e *UsageError) Unwrap() error { return e.Err }
 
 // Validate returns every error in the settings of the process and its roles.
 func (c Config) Validate() error {
-	errs := []error{c.Settings.Validate()}
+	errs := []error{c.Common.Validate(c.Origin("csi-address") != "")}
 	for _, name := range c.Common.Controllers {
 		if !contains(c.roles, strings.TrimPrefix(name, "-")) {
 			errs = append(errs, fmt.Errorf("--controllers: unknown role %q; the roles are %s", name, strings.Join(c.Names(), ", ")))

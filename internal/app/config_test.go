@@ -20,7 +20,7 @@ import (
 func configOf(t *testing.T, roles Selection, args ...string) Config {
 	t.Helper()
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-	roles.Schema().Register(fs)
+	roles.Register(fs)
 	if err := fs.Parse(args); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestDefaultsOfTheCommands(t *testing.T) {
 // TestWhatIsPrintedForAFile: a printed configuration presets nothing that was not set.
 func TestWhatIsPrintedForAFile(t *testing.T) {
 	before := configOf(t, All, "--node-cleanup-scope=opt-in")
-	text, err := before.Marshal()
+	text, err := before.File()
 	if err != nil {
 		t.Fatal(err)
 	}

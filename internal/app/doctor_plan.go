@@ -27,7 +27,7 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 	declared := c.roles
 	c = c.Enabled()
 	if c.service {
-		driver = settings.Of[serviceConfig](c.Settings, topolvmName).served()
+		driver = c.topolvm.served()
 	}
 	p := doctor.Plan{
 		Selected:       namesRoles(c.Settings) || !mayRun(c.Settings, attacherName) || !mayRun(c.Settings, capacityName),
@@ -87,7 +87,7 @@ func (c Config) grants(chosen []Role, driver csiclient.Driver, leases string) []
 		seen[lease] = true
 	}
 	if c.service {
-		grants = append(grants, serviceGrant(settings.Of[serviceConfig](c.Settings, topolvmName).driver()))
+		grants = append(grants, serviceGrant(c.topolvm.driver()))
 	}
 	if c.Common.SecureMetrics {
 		grants = append(grants, doctor.Grant{File: "nodecontroller-secure-metrics"})
@@ -104,7 +104,7 @@ func (c Config) apis(chosen []Role, driver csiclient.Driver) []doctor.API {
 		}
 	}
 	if c.service {
-		apis = append(apis, serviceAPI(settings.Of[serviceConfig](c.Settings, topolvmName).driver()))
+		apis = append(apis, serviceAPI(c.topolvm.driver()))
 	}
 	return apis
 }
@@ -168,7 +168,7 @@ func (c Config) environmentChecks(chosen []Role, inPod bool) []doctor.Check {
 			Hint:    "set POD_NAME from metadata.name",
 		})
 	}
-	for _, name := range All.Schema().UnknownVariables(os.Environ()) {
+	for _, name := range All.Options().UnknownVariables(os.Environ()) {
 		checks = append(checks, doctor.Check{
 			Name: "environment", Status: doctor.Warning, Message: "environment variable " + name + " matches no option and has no effect",
 			Hint: "correct the name: " + settings.EnvPrefix + " and the name of the flag in capitals, with underscores",

@@ -26,35 +26,41 @@ const healthPort = "health-port"
 
 // Register adds the flags to fs.
 func (l *Livenessprobe) Register(fs *pflag.FlagSet) {
-	livenessprobeSchema().Register(fs)
+	settings.Register(fs, func() settings.Set { return newLivenessprobeSettings().Set })
 	l.port = fs.String(healthPort, "9808", "port of /healthz, unless --http-endpoint is set")
 	fs.Lookup("http-endpoint").Usage = "address that serves /healthz and the metrics, such as :9808"
 	fs.Lookup("metrics-address").Usage = "deprecated: address of the metrics; --health-port serves /healthz"
 	fs.Lookup("probe-timeout").Usage = "timeout of Probe, including the connection"
 }
 
-// livenessprobeSchema returns the options that livenessprobe has in common with the roles.
-func livenessprobeSchema() settings.Schema {
+// livenessprobeSettings are the options that livenessprobe has in common with the roles.
+type livenessprobeSettings struct {
+	settings.Set
+	common settings.Common
+}
+
+func newLivenessprobeSettings() *livenessprobeSettings {
 	names := []string{"csi-address", "probe-timeout", "http-endpoint", "metrics-address", "metrics-path", "automaxprocs", "version",
 		"v", "vmodule", "logging-format", "log-flush-frequency", "log-text-split-stream", "log-json-split-stream",
 		"log-text-info-buffer-size", "log-json-info-buffer-size"}
-	return settings.Schema{Common: slices.DeleteFunc(settings.CommonOptions(false), func(o settings.Option) bool {
-		return !slices.Contains(names, o.Name)
-	})}
+	s := &livenessprobeSettings{common: settings.DefaultCommon()}
+	own, _ := settings.Split(settings.NewFlags(s.common.AddFlags), func(name string) bool { return slices.Contains(names, name) })
+	s.Groups = []settings.Group{{Flags: own}}
+	return s
 }
 
 // Read reads the settings from the flags and the environment. All errors are of the type [UsageError].
 func (l *Livenessprobe) Read(fs *pflag.FlagSet) (settings.Common, error) {
-	s, err := settings.Read(fs, livenessprobeSchema())
-	if err != nil {
+	s := newLivenessprobeSettings()
+	if err := s.Load(fs); err != nil {
 		return settings.Common{}, &UsageError{err}
 	}
-	c := s.Common
+	c := s.common
 	if c.HTTPEndpoint == "" {
 		c.HealthBindAddress = net.JoinHostPort("", *l.port)
 	}
 	driver := livenessprobeDriver(c)
-	err = errors.Join(s.Validate(), driver.Validate(), livenessprobeServer(c).Validate())
+	err := errors.Join(s.common.Validate(false), driver.Validate(), livenessprobeServer(c).Validate())
 	if *l.port != fs.Lookup(healthPort).DefValue && c.HTTPEndpoint != "" {
 		err = errors.Join(err, fmt.Errorf("--%s and --http-endpoint: only one of them may be set", healthPort))
 	}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
-	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
@@ -26,22 +25,16 @@ import (
 const nodecontrollerName = "nodecontroller"
 
 var nodecontrollerRole = Role{
-	Name:          nodecontrollerName,
-	sidecar:       "topolvm-controller",
-	options:       nodecontrollerOptions,
-	commonOptions: nodecontrollerCommonOptions,
-	// As in topolvm-controller, and unlike the sidecars: two replicas must not delete at the same time.
-	defaults: map[string]any{"leader-election": true, "leader-election-retry-period": 2 * time.Second},
-	config:   func() any { return nodecontroller.Empty() },
-	enabled: func(s settings.Settings) bool {
+	Name:    nodecontrollerName,
+	sidecar: "topolvm-controller",
+	enabled: func(s Settings) bool {
 		return nodecontrollerOf(s, nodecontrollerConfig(s).DriverName).HasWork()
 	},
 	switches: []string{"node-cleanup", "skip-node-finalize", "node-finalizer-mode", "pvc-finalizer-mode", "resize-nudge",
 		"enable-webhooks"},
-	preset:   nodecontroller.MayBeDerived,
 	validate: validateNodecontroller,
-	timeout:  func(s settings.Settings) time.Duration { return nodecontrollerConfig(s).Timeout },
-	lease: func(s settings.Settings, driver string) string {
+	timeout:  func(s Settings) time.Duration { return nodecontrollerConfig(s).Timeout },
+	lease: func(s Settings, driver string) string {
 		cfg, _, err := nodecontrollerConfig(s).Resolve(driver)
 		if err != nil { // prepare reports it
 			cfg, _, _ = nodecontroller.DefaultConfig().Resolve(driver)
@@ -57,7 +50,7 @@ var nodecontrollerRole = Role{
 		return fmt.Errorf("driver %q does not report the plugin capability VOLUME_ACCESSIBILITY_CONSTRAINTS: its volumes do not "+
 			"belong to nodes", d.Name)
 	},
-	driverName:  func(s settings.Settings) string { return nodecontrollerConfig(s).DriverName },
+	driverName:  func(s Settings) string { return nodecontrollerConfig(s).DriverName },
 	ineffective: nodecontrollerConditions,
 	grants:      nodecontrollerGrants,
 	prepare: func(s *shared) error {
@@ -78,13 +71,13 @@ var nodecontrollerRole = Role{
 
 // nodecontrollerConfig returns the configuration of the role with the origins of its settings, before
 // the name of the driver is applied. A process that serves the driver knows its name.
-func nodecontrollerConfig(s settings.Settings) nodecontroller.Config {
-	cfg := settings.Of[nodecontroller.Config](s, nodecontrollerName)
+func nodecontrollerConfig(s Settings) nodecontroller.Config {
+	cfg := s.Nodecontroller
 	cfg.Explicit = map[string]nodecontroller.Origin{}
 	for name, origin := range s.Origins(nodecontrollerName) {
 		cfg.Explicit[name] = nodecontroller.Origin(origin)
 	}
-	if served := settings.Of[serviceConfig](s, topolvmName).driver(); served != "" && cfg.DriverName == "" {
+	if served := s.topolvm.driver(); served != "" && cfg.DriverName == "" {
 		cfg.DriverName, cfg.Explicit["driver-name"] = served, nodecontroller.OriginDerived
 	}
 	return cfg
@@ -92,7 +85,7 @@ func nodecontrollerConfig(s settings.Settings) nodecontroller.Config {
 
 // resolveNodecontroller returns the valid configuration of the role for a driver, and all of its settings with
 // their origins.
-func resolveNodecontroller(s settings.Settings, driver string) (nodecontroller.Config, []nodecontroller.Setting, error) {
+func resolveNodecontroller(s Settings, driver string) (nodecontroller.Config, []nodecontroller.Setting, error) {
 	cfg, values, err := nodecontrollerConfig(s).Resolve(driver)
 	if err != nil {
 		return cfg, values, err
@@ -104,7 +97,7 @@ func resolveNodecontroller(s settings.Settings, driver string) (nodecontroller.C
 }
 
 // nodecontrollerOf returns the configuration of the role for driver; "": its name is unknown.
-func nodecontrollerOf(s settings.Settings, driver string) nodecontroller.Config {
+func nodecontrollerOf(s Settings, driver string) nodecontroller.Config {
 	c := nodecontrollerConfig(s)
 	if resolved, _, err := c.Resolve(driver); err == nil {
 		return resolved
@@ -114,7 +107,7 @@ func nodecontrollerOf(s settings.Settings, driver string) nodecontroller.Config 
 
 // validateNodecontroller returns every error in the settings of the role that does not depend on the
 // name that the driver reports.
-func validateNodecontroller(s settings.Settings) error {
+func validateNodecontroller(s Settings) error {
 	driver := nodecontrollerConfig(s).DriverName
 	cfg := nodecontrollerOf(s, driver)
 	errs := []error{cfg.Validate()}
@@ -129,13 +122,13 @@ func validateNodecontroller(s settings.Settings) error {
 	return nil
 }
 
-func nodecontrollerConditions(s settings.Settings, _ *csiclient.Driver) []condition {
+func nodecontrollerConditions(s Settings, _ *csiclient.Driver) []condition {
 	return []condition{{nodecontrollerConfig(s).EnableWebhooks, "--enable-webhooks is off", []string{
 		"nodecontroller.webhook-addr", "nodecontroller.cert-dir", "nodecontroller.webhook-client-ca",
 	}}}
 }
 
-func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
+func nodecontrollerGrants(s Settings, d csiclient.Driver) []doctor.Grant {
 	c := nodecontrollerOf(s, d.Name)
 	grants := []doctor.Grant{{File: nodecontrollerName, Namespace: election.Namespace("")}}
 	for _, file := range []struct {

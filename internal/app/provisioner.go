@@ -16,7 +16,6 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
@@ -24,18 +23,12 @@ import (
 const provisionerName = "provisioner"
 
 var provisionerRole = Role{
-	Name:    provisionerName,
-	sidecar: "csi-provisioner",
-	options: provisionerOptions,
-	config:  func() any { return &provisioner.Config{} },
-	commonOptions: []settings.Option{{
-		Name: "audit-interval", Default: time.Duration(0),
-		Usage: "time between two comparisons of ListVolumes with the PersistentVolumes, for metrics and the log; 0 means never",
-	}},
-	validate:       func(s settings.Settings) error { return provisionerConfig(s).Validate() },
-	timeout:        func(s settings.Settings) time.Duration { return provisionerConfig(s).Timeout },
-	nodeDeployment: func(s settings.Settings) bool { return provisionerConfig(s).NodeDeployment },
-	lease:          func(_ settings.Settings, driver string) string { return provisioner.LeaseName(driver) },
+	Name:           provisionerName,
+	sidecar:        "csi-provisioner",
+	validate:       func(s Settings) error { return provisionerConfig(s).Validate() },
+	timeout:        func(s Settings) time.Duration { return provisionerConfig(s).Timeout },
+	nodeDeployment: func(s Settings) bool { return provisionerConfig(s).NodeDeployment },
+	lease:          func(_ Settings, driver string) string { return provisioner.LeaseName(driver) },
 	supported: func(d csiclient.Driver) error {
 		return requireCapability(d, "CREATE_DELETE_VOLUME", d.Controller.CreateDeleteVolume)
 	},
@@ -45,47 +38,9 @@ var provisionerRole = Role{
 	build:       buildProvisioner,
 }
 
-func provisionerOptions(bool) []settings.Option {
-	d := provisioner.DefaultConfig()
-	return append(retryOptions(d.Timeout, d.RetryIntervalStart, d.RetryIntervalMax, "timeout of each CSI call"), []settings.Option{
-		{Name: "worker-threads", Default: uint(d.WorkerThreads),
-			Usage: "number of PersistentVolumeClaims, and separately of PersistentVolumes to delete, that are reconciled at the same time"},
-		{Name: "default-fstype", Default: d.DefaultFSType, Usage: "file system of volumes whose StorageClass does not set one"},
-		{Name: "volume-name-prefix", Default: d.VolumeNamePrefix, Usage: "prefix of volume names"},
-		{Name: "volume-name-uuid-length", Default: d.VolumeNameUUIDLength,
-			Usage: "number of characters of the claim's UID in the volume name; -1 means the whole UID with dashes"},
-		{Name: "strict-topology", Default: d.StrictTopology,
-			Usage: "with WaitForFirstConsumer: request only the topology segment of the selected node"},
-		{Name: "immediate-topology", Default: d.ImmediateTopology,
-			Usage: "with Immediate binding: request the topology segments of the cluster; " +
-				"false means no topology requirement unless the StorageClass restricts it"},
-		{Name: "extra-create-metadata", Default: d.ExtraCreateMetadata, Usage: "pass PVC and PV metadata to CreateVolume"},
-		{Name: "controller-publish-readonly", Default: d.ControllerPublishReadonly,
-			Usage: "mark volumes whose only access mode is ReadOnlyMany as read-only"},
-		{Name: "provisioning-protection", Default: string(d.ProvisioningProtection),
-			Usage: "when to add a finalizer to a PVC so that its volume cannot leak: " +
-				"off, on-retry (after the first CreateVolume call with an unknown outcome, or if the PV cannot be created) or always " +
-				"(before the first call; 2 more writes per volume)"},
-		{Name: "prevent-volume-mode-conversion", Default: d.PreventVolumeModeConversion,
-			Usage: "refuse to restore a snapshot with another volume mode, unless an annotation of its VolumeSnapshotContent allows it"},
-		{Name: "cloning-protection-threads", Default: uint(d.CloningProtectionThreads),
-			Usage: "number of clone sources, and separately of snapshots, whose finalizer is removed at the same time"},
-		{Name: "snapshot-orphan-sweep-interval", Default: d.SnapshotOrphanSweepInterval,
-			Usage: "time between two searches for snapshots that are still protected without need; 0 or less means never"},
-		{Name: "node-deployment", Default: d.NodeDeployment,
-			Usage: "distributed provisioning: run once per node, for its volumes; requires the environment variable NODE_NAME"},
-		{Name: "node-deployment-immediate-binding", Default: d.NodeDeploymentImmediateBinding,
-			Usage: "with --node-deployment: also compete for PVCs with Immediate binding"},
-		{Name: "node-deployment-base-delay", Default: d.NodeDeploymentBaseDelay,
-			Usage: "with --node-deployment: maximum random delay before an instance " +
-				"tries to select its node for a PVC; doubles with each unsuccessful attempt"},
-		{Name: "node-deployment-max-delay", Default: d.NodeDeploymentMaxDelay, Usage: "with --node-deployment: upper limit of that delay"},
-	}...)
-}
-
 // provisionerConfig returns the configuration of the provisioner with feature gates and environment.
-func provisionerConfig(s settings.Settings) provisioner.Config {
-	cfg, on := settings.Of[provisioner.Config](s, provisionerName), s.Common.FeatureGates.Enabled
+func provisionerConfig(s Settings) provisioner.Config {
+	cfg, on := s.Provisioner, s.Common.FeatureGates.Enabled
 	cfg.SecretNamespaces = s.Common.SecretNamespaces
 	cfg.Topology = on("Topology")
 	cfg.VolumeAttributesClass = on("VolumeAttributesClass")
@@ -94,7 +49,7 @@ func provisionerConfig(s settings.Settings) provisioner.Config {
 	return cfg
 }
 
-func provisionerConditions(s settings.Settings, d *csiclient.Driver) []condition {
+func provisionerConditions(s Settings, d *csiclient.Driver) []condition {
 	return []condition{
 		{provisionerConfig(s).NodeDeployment, "--node-deployment is off", []string{
 			"provisioner.node-deployment-immediate-binding", "provisioner.node-deployment-base-delay",
@@ -106,7 +61,7 @@ func provisionerConditions(s settings.Settings, d *csiclient.Driver) []condition
 	}
 }
 
-func provisionerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
+func provisionerGrants(s Settings, d csiclient.Driver) []doctor.Grant {
 	cfg, caps := provisionerConfig(s), d.Controller
 	grants := []doctor.Grant{{File: "provisioner"}}
 	if caps.PublishUnpublishVolume {
@@ -129,7 +84,7 @@ func provisionerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
 	return grants
 }
 
-func provisionerAPIs(s settings.Settings, d csiclient.Driver) []doctor.API {
+func provisionerAPIs(s Settings, d csiclient.Driver) []doctor.API {
 	cfg, caps := provisionerConfig(s), d.Controller
 	var apis []doctor.API
 	if caps.CreateDeleteSnapshot {

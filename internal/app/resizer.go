@@ -27,11 +27,9 @@ const (
 var resizerRole = Role{
 	Name:        resizerName,
 	sidecar:     "csi-resizer",
-	options:     resizerOptions,
-	config:      func() any { return &resizer.Config{} },
-	validate:    func(s settings.Settings) error { return resizerConfig(s).Validate() },
-	timeout:     func(s settings.Settings) time.Duration { return resizerConfig(s).LongestTimeout() },
-	lease:       func(_ settings.Settings, driver string) string { return resizer.LeaseName(driver) },
+	validate:    func(s Settings) error { return resizerConfig(s).Validate() },
+	timeout:     func(s Settings) time.Duration { return resizerConfig(s).LongestTimeout() },
+	lease:       func(_ Settings, driver string) string { return resizer.LeaseName(driver) },
 	supported:   resizer.Supported,
 	ineffective: resizerConditions,
 	grants:      resizerGrants,
@@ -44,27 +42,10 @@ var resizerRole = Role{
 	build: buildResizer,
 }
 
-func resizerOptions(bool) []settings.Option {
-	d := resizer.DefaultConfig()
-	return append(retryOptions(d.Timeout, d.RetryIntervalStart, d.RetryIntervalMax, "timeout of each CSI call"), []settings.Option{
-		{Name: "resize-timeout", Default: d.ResizeTimeout,
-			Usage: "timeout of ControllerExpandVolume; 0 means that of --timeout. --timeout on the command line overrides it"},
-		{Name: "modify-timeout", Default: d.ModifyTimeout,
-			Usage: "timeout of ControllerModifyVolume; 0 means that of --timeout. --timeout on the command line overrides it"},
-		{Name: "workers", Alias: "worker-threads", Default: d.Workers,
-			Usage: "number of volumes that are expanded or modified at the same time"},
-		{Name: "resync-period", Alias: "resync", Default: d.ResyncPeriod,
-			Usage: "time between two resyncs of all PersistentVolumeClaims that wait for an expansion or modification; 0 means never"},
-		{Name: "handle-volume-inuse-error", Default: d.HandleVolumeInUseError,
-			Usage: "delay the expansion of a volume that is in use if the driver cannot expand it online"},
-		{Name: "extra-modify-metadata", Default: d.ExtraModifyMetadata, Usage: "pass PVC and PV metadata to ControllerModifyVolume"},
-	}...)
-}
-
 // resizerConfig returns the configuration of the resizer with feature gates. As with csi-resizer, --timeout on the
 // command line overrides the timeouts of single calls.
-func resizerConfig(s settings.Settings) resizer.Config {
-	cfg, on := settings.Of[resizer.Config](s, resizerName), s.Common.FeatureGates.Enabled
+func resizerConfig(s Settings) resizer.Config {
+	cfg, on := s.Resizer, s.Common.FeatureGates.Enabled
 	if s.Origin(timeoutOfResizer) == settings.OriginFlag {
 		cfg.ResizeTimeout, cfg.ModifyTimeout = 0, 0
 	}
@@ -72,7 +53,7 @@ func resizerConfig(s settings.Settings) resizer.Config {
 	return cfg
 }
 
-func resizerConditions(s settings.Settings, d *csiclient.Driver) []condition {
+func resizerConditions(s Settings, d *csiclient.Driver) []condition {
 	return []condition{
 		{s.Origin(timeoutOfResizer) != settings.OriginFlag, "--timeout overrides it",
 			[]string{"resizer.resize-timeout", "resizer.modify-timeout"}},
@@ -83,7 +64,7 @@ func resizerConditions(s settings.Settings, d *csiclient.Driver) []condition {
 	}
 }
 
-func resizerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
+func resizerGrants(s Settings, d csiclient.Driver) []doctor.Grant {
 	cfg := resizerConfig(s)
 	grants := []doctor.Grant{{File: resizerName}}
 	if d.Controller.ModifyVolume && cfg.VolumeAttributesClass {
@@ -100,7 +81,7 @@ func resizerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
 		Without: "the expansion of a volume in use is tried, too"})
 }
 
-func resizerAPIs(s settings.Settings, d csiclient.Driver) []doctor.API {
+func resizerAPIs(s Settings, d csiclient.Driver) []doctor.API {
 	if !d.Controller.ModifyVolume || !resizerConfig(s).VolumeAttributesClass {
 		return nil
 	}

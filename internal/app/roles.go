@@ -3,34 +3,28 @@
 
 package app
 
-import "github.com/storage-controller/storage-controller/internal/settings"
+import "time"
 
 // The roles of each command. All lists every role; roles are built in the order of their names.
 var (
 	All = Selection{all: true, roles: []Role{provisionerRole, attacherRole, capacityRole, nodecontrollerRole, resizerRole,
 		snapshotterRole}}
-	Provision      = Selection{roles: []Role{provisionerRole, capacityRole}}
-	Attach         = Selection{roles: []Role{attacherRole}}
-	Capacity       = Selection{roles: []Role{capacityAlone}}
-	Resize         = Selection{roles: []Role{resizerRole}}
-	Snapshot       = Selection{roles: []Role{snapshotterRole}}
-	Nodecontroller = Selection{roles: []Role{nodecontrollerRole}}
+	Provision = Selection{roles: []Role{provisionerRole, capacityRole}}
+	Attach    = Selection{roles: []Role{attacherRole}}
+	Capacity  = Selection{roles: []Role{capacityAlone}}
+	Resize    = Selection{roles: []Role{resizerRole}}
+	Snapshot  = Selection{roles: []Role{snapshotterRole}}
+	// As in topolvm-controller, and unlike the sidecars: two replicas must not delete at the same time.
+	Nodecontroller = Selection{roles: []Role{nodecontrollerRole}, defaults: func(s *Settings) {
+		s.Common.LeaderElection, s.Common.RetryPeriod = true, 2*time.Second
+	}}
 )
-
-// Sections returns the options of every role, without those that only "all" has.
-func Sections() []settings.Section {
-	var sections []settings.Section
-	for _, r := range All.roles {
-		sections = append(sections, settings.Section{Name: r.Name, Options: r.options(false), Config: r.config})
-	}
-	return sections
-}
 
 // Leases returns the names of the Leases that the roles use for a driver.
 func Leases(driver string) []string {
 	var leases []string
 	for _, r := range append(All.roles[:len(All.roles):len(All.roles)], capacityAlone) {
-		leases = append(leases, r.lease(settings.Settings{}, driver))
+		leases = append(leases, r.lease(Settings{}, driver))
 	}
 	return leases
 }

@@ -12,7 +12,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/snapshotter"
 )
@@ -22,17 +21,15 @@ const snapshotterName = "snapshotter"
 var snapshotterRole = Role{
 	Name:           snapshotterName,
 	sidecar:        "csi-snapshotter",
-	options:        snapshotterOptions,
-	config:         func() any { return &snapshotter.Config{} },
-	validate:       func(s settings.Settings) error { return snapshotterConfig(s).Validate() },
-	timeout:        func(s settings.Settings) time.Duration { return snapshotterConfig(s).Timeout },
+	validate:       func(s Settings) error { return snapshotterConfig(s).Validate() },
+	timeout:        func(s Settings) time.Duration { return snapshotterConfig(s).Timeout },
 	slow:           true,
-	nodeDeployment: func(s settings.Settings) bool { return snapshotterConfig(s).NodeDeployment },
-	lease:          func(_ settings.Settings, driver string) string { return snapshotter.LeaseName(driver) },
+	nodeDeployment: func(s Settings) bool { return snapshotterConfig(s).NodeDeployment },
+	lease:          func(_ Settings, driver string) string { return snapshotter.LeaseName(driver) },
 	supported: func(d csiclient.Driver) error {
 		return requireCapability(d, "CREATE_DELETE_SNAPSHOT", d.Controller.CreateDeleteSnapshot)
 	},
-	ineffective: func(s settings.Settings, d *csiclient.Driver) []condition {
+	ineffective: func(s Settings, d *csiclient.Driver) []condition {
 		groups := d == nil || d.Group.CreateDeleteGetVolumeGroupSnapshot
 		return []condition{{groups, "the driver does not report CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT",
 			[]string{"snapshotter.groupsnapshot-name-prefix", "snapshotter.groupsnapshot-name-uuid-length"}}}
@@ -43,30 +40,9 @@ var snapshotterRole = Role{
 	build:  buildSnapshotter,
 }
 
-func snapshotterOptions(bool) []settings.Option {
-	d := snapshotter.DefaultConfig()
-	return append(retryOptions(d.Timeout, d.RetryIntervalStart, d.RetryIntervalMax, "timeout of each CSI call"), []settings.Option{
-		{Name: "worker-threads", Default: uint(d.WorkerThreads),
-			Usage: "number of VolumeSnapshotContents, and separately of VolumeGroupSnapshotContents, that are reconciled at the same time"},
-		{Name: "resync-period", Default: d.ResyncPeriod,
-			Usage: "time between two resyncs of all contents that are not in their final state; 0 means never"},
-		{Name: "snapshot-name-prefix", Default: d.SnapshotNamePrefix, Usage: "prefix of snapshot names"},
-		{Name: "snapshot-name-uuid-length", Default: d.SnapshotNameUUIDLength,
-			Usage: "number of characters of the VolumeSnapshot's UID in the snapshot name; -1 means the whole UID with dashes"},
-		{Name: "groupsnapshot-name-prefix", Default: d.GroupSnapshotNamePrefix, Usage: "prefix of the names of group snapshots"},
-		{Name: "groupsnapshot-name-uuid-length", Default: d.GroupSnapshotNameUUIDLength,
-			Usage: "number of characters of the VolumeGroupSnapshot's UID in the name of the group; -1 means the whole UID with dashes"},
-		{Name: "extra-create-metadata", Default: d.ExtraCreateMetadata,
-			Usage: "pass the names of VolumeSnapshot and VolumeSnapshotContent to CreateSnapshot"},
-		{Name: "node-deployment", Default: d.NodeDeployment,
-			Usage: "distributed snapshotting: run once per node, for the VolumeSnapshotContents with its label; " +
-				"requires the environment variable NODE_NAME"},
-	}...)
-}
-
 // snapshotterConfig returns the configuration of the snapshotter with feature gates and environment.
-func snapshotterConfig(s settings.Settings) snapshotter.Config {
-	cfg := settings.Of[snapshotter.Config](s, snapshotterName)
+func snapshotterConfig(s Settings) snapshotter.Config {
+	cfg := s.Snapshotter
 	cfg.SecretNamespaces = s.Common.SecretNamespaces
 	cfg.Groups = s.Common.FeatureGates.Enabled("CSIVolumeGroupSnapshot")
 	cfg.RecheckInterval = snapshotter.DefaultConfig().RecheckInterval
@@ -75,12 +51,12 @@ func snapshotterConfig(s settings.Settings) snapshotter.Config {
 }
 
 // usesGroups reports whether the role reconciles group snapshots of d.
-func usesGroups(s settings.Settings, d csiclient.Driver) bool {
+func usesGroups(s Settings, d csiclient.Driver) bool {
 	cfg := snapshotterConfig(s)
 	return cfg.Groups && !cfg.NodeDeployment && d.Group.CreateDeleteGetVolumeGroupSnapshot
 }
 
-func snapshotterGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
+func snapshotterGrants(s Settings, d csiclient.Driver) []doctor.Grant {
 	grants := []doctor.Grant{{File: "snapshotter"}}
 	if usesGroups(s, d) {
 		grants = append(grants, doctor.Grant{File: "snapshotter-groups", Without: "group snapshots are not created and deleted"})
@@ -88,7 +64,7 @@ func snapshotterGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
 	return grants
 }
 
-func snapshotterAPIs(s settings.Settings, d csiclient.Driver) []doctor.API {
+func snapshotterAPIs(s Settings, d csiclient.Driver) []doctor.API {
 	var apis []doctor.API
 	for _, resource := range []string{"volumesnapshotcontents", "volumesnapshotclasses"} {
 		apis = append(apis, doctor.API{

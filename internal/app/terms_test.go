@@ -23,7 +23,6 @@ import (
 	"github.com/storage-controller/storage-controller/capacity"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/metrics"
 )
@@ -161,7 +160,7 @@ func TestRoleThatIsNotPrepared(t *testing.T) {
 	fails := errors.New("no namespace")
 	r := Role{
 		Name:    "late",
-		lease:   func(settings.Settings, string) string { return "" },
+		lease:   func(Settings, string) string { return "" },
 		prepare: func(*shared) error { return fails },
 		build: func(context.Context, *shared, *rest.Config) (controller, error) {
 			t.Error("it is built")

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -24,6 +25,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/nodecontroller"
+	"github.com/storage-controller/storage-controller/provisioner"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
@@ -35,20 +37,21 @@ const LegacyVariable = "USE_LEGACY"
 // Topolvm returns the roles of the controller pod of TopoLVM, with its CSI service. replacing reports that the program runs under the
 // name topolvm-controller: the sidecars of the pod call the service, and the flags have the defaults of topolvm-controller.
 func Topolvm(replacing bool) Selection {
-	defaults := map[string]any{
-		"csi-socket": "/run/topolvm/csi-topolvm.sock", "metrics-bind-address": ":8080", "health-probe-bind-address": ":8081",
-		"leader-election":                     true,
-		"provisioner.provisioning-protection": "always", "provisioner.extra-create-metadata": true, "provisioner.strict-topology": false,
-		"capacity.capacity-ownerref-level": 2, "nodecontroller.resize-nudge": true,
-	}
-	if os.Getenv(LegacyVariable) != "" {
-		defaults["topolvm.use-legacy"] = true
-	}
-	if replacing {
-		defaults["controllers"], defaults["nodecontroller.enable-webhooks"] = nodecontrollerName, true
-		defaults["leader-election-retry-period"] = 2 * time.Second
-	} else {
-		defaults["driver-health-endpoint"] = ":9808"
+	legacy := os.Getenv(LegacyVariable) != ""
+	defaults := func(s *Settings) {
+		c := &s.Common
+		c.CSISocket, c.MetricsBindAddress, c.HealthBindAddress = "/run/topolvm/csi-topolvm.sock", ":8080", ":8081"
+		c.LeaderElection = true
+		s.Provisioner.ProvisioningProtection, s.Provisioner.ExtraCreateMetadata = provisioner.ProtectionAlways, true
+		s.Provisioner.StrictTopology = false
+		s.Capacity.OwnerRefLevel = 2
+		s.Nodecontroller.ResizeNudge = true
+		s.topolvm.UseLegacy = legacy
+		if replacing {
+			c.Controllers, c.RetryPeriod, s.Nodecontroller.EnableWebhooks = settings.Names{nodecontrollerName}, 2*time.Second, true
+		} else {
+			c.DriverHealthEndpoint = ":9808"
+		}
 	}
 	return Selection{
 		all: true, service: true, defaults: defaults,
@@ -58,57 +61,42 @@ func Topolvm(replacing bool) Selection {
 
 // serviceConfig holds the flags of the CSI service of TopoLVM.
 type serviceConfig struct {
-	Served bool `mapstructure:"-"` // the process serves the driver
+	Served bool // the process serves the driver
 
-	UseLegacy bool   `mapstructure:"use-legacy"`
-	Block     string `mapstructure:"minimum-allocation-block"` // quantities
-	Ext4      string `mapstructure:"minimum-allocation-ext4"`
-	XFS       string `mapstructure:"minimum-allocation-xfs"`
-	Btrfs     string `mapstructure:"minimum-allocation-btrfs"`
+	UseLegacy bool
+	Block     string // quantities
+	Ext4      string
+	XFS       string
+	Btrfs     string
 
-	ZapEncoder  string `mapstructure:"zap-encoder"`
-	ZapLogLevel string `mapstructure:"zap-log-level"`
+	ZapEncoder  string
+	ZapLogLevel string
 	// These have no effect.
-	ZapDevel           bool   `mapstructure:"zap-devel"`
-	ZapStacktraceLevel string `mapstructure:"zap-stacktrace-level"`
-	ZapTimeEncoding    string `mapstructure:"zap-time-encoding"`
+	ZapDevel           bool
+	ZapStacktraceLevel string
+	ZapTimeEncoding    string
 }
 
-// topolvmSection returns the options of the CSI service of TopoLVM. unused reports that the command does not serve it.
-func topolvmSection(unused bool) settings.Section {
-	options := []settings.Option{{Name: "use-legacy", Default: false,
-		Usage: "serve the driver topolvm.cybozu.com, as with a value of the environment variable " + LegacyVariable}}
-	for _, minimum := range []struct{ name, size, of string }{
-		{"block", "8Mi", "block volumes"}, {"ext4", "32Mi", "volumes with ext4"}, {"xfs", "300Mi", "volumes with xfs"},
-		{"btrfs", "200Mi", "volumes with btrfs"},
-	} {
-		options = append(options, settings.Option{Name: "minimum-allocation-" + minimum.name, Default: minimum.size,
-			Usage: "minimum size of " + minimum.of + "; smaller requests get it; 0 and negative values mean none"})
-	}
-	options = append(options, []settings.Option{
-		{Name: "zap-encoder", Default: "", Usage: "json or console: sets --logging-format to json or text"},
-		{Name: "zap-log-level", Default: "", Usage: "debug, info, error, panic or a number: sets --v to 1, 0, 0, 0 or the number"},
-		{Name: "zap-devel", Default: false, Usage: "has no effect"},
-		{Name: "zap-stacktrace-level", Default: "", Usage: "has no effect"},
-		{Name: "zap-time-encoding", Default: "", Usage: "has no effect"},
-	}...)
-	return settings.Section{Name: topolvmName, Options: options, Unused: unused,
-		Config: func() any { return &serviceConfig{Served: !unused} }}
+// defaultService returns the defaults. served reports that the process serves the driver.
+func defaultService(served bool) serviceConfig {
+	return serviceConfig{Served: served, Block: "8Mi", Ext4: "32Mi", XFS: "300Mi", Btrfs: "200Mi"}
 }
 
-// servingOptions returns the options of a process that serves the driver, and those that it ignores in a configuration file.
-func servingOptions(common, shared []settings.Option) (own, ignored []settings.Option) {
-	for _, o := range common {
-		switch o.Name {
-		case "csi-address", "exit-on-connection-loss": // of a connection to the driver
-			shared = append(shared, o)
-			continue
-		case "csi-socket":
-			o.Usage = "socket on which the CSI driver is served: an absolute path or unix://PATH"
-		}
-		own = append(own, o)
-	}
-	return own, shared
+// addFlags adds the flags of the service to fs. Their defaults are the values in c.
+func (c *serviceConfig) addFlags(fs *pflag.FlagSet) {
+	const smaller = "; smaller requests get it; 0 and negative values mean none"
+	fs.BoolVar(&c.UseLegacy, "use-legacy", c.UseLegacy,
+		"serve the driver topolvm.cybozu.com, as with a value of the environment variable "+LegacyVariable)
+	fs.StringVar(&c.Block, "minimum-allocation-block", c.Block, "minimum size of block volumes"+smaller)
+	fs.StringVar(&c.Ext4, "minimum-allocation-ext4", c.Ext4, "minimum size of volumes with ext4"+smaller)
+	fs.StringVar(&c.XFS, "minimum-allocation-xfs", c.XFS, "minimum size of volumes with xfs"+smaller)
+	fs.StringVar(&c.Btrfs, "minimum-allocation-btrfs", c.Btrfs, "minimum size of volumes with btrfs"+smaller)
+	fs.StringVar(&c.ZapEncoder, "zap-encoder", c.ZapEncoder, "json or console: sets --logging-format to json or text")
+	fs.StringVar(&c.ZapLogLevel, "zap-log-level", c.ZapLogLevel,
+		"debug, info, error, panic or a number: sets --v to 1, 0, 0, 0 or the number")
+	fs.BoolVar(&c.ZapDevel, "zap-devel", c.ZapDevel, "has no effect")
+	fs.StringVar(&c.ZapStacktraceLevel, "zap-stacktrace-level", c.ZapStacktraceLevel, "has no effect")
+	fs.StringVar(&c.ZapTimeEncoding, "zap-time-encoding", c.ZapTimeEncoding, "has no effect")
 }
 
 // driver returns the name of the driver that this process serves, "" for none.
@@ -126,8 +114,8 @@ func (c serviceConfig) driver() string {
 //
 // For a driver of TopoLVM it runs only where the process serves the driver. Elsewhere it would have no LogicalVolumes, and it would
 // share the Lease with topolvm-controller, so that chance decides which of them cleans up after a lost node.
-func unserved(s settings.Settings, driver string) error {
-	if !topolvm.IsDriver(driver) || settings.Of[serviceConfig](s, topolvmName).driver() == driver {
+func unserved(s Settings, driver string) error {
+	if !topolvm.IsDriver(driver) || s.topolvm.driver() == driver {
 		return nil
 	}
 	return &UsageError{fmt.Errorf("the driver is %q: this role and topolvm-controller would delete with one Lease, and the "+
@@ -189,7 +177,7 @@ func (c Config) validateService() error {
 	if !c.service {
 		return nil
 	}
-	cfg := settings.Of[serviceConfig](c.Settings, topolvmName)
+	cfg := c.topolvm
 	_, err := cfg.minimum()
 	errs := []error{err}
 	if name := c.DriverName(); name != cfg.driver() {
@@ -241,7 +229,7 @@ const memorySize = 64 << 10
 
 // startDriver serves the driver from now on. New calls on the socket fail once ctx ends.
 func (p *process) startDriver(ctx context.Context) (*ownDriver, error) {
-	cfg := settings.Of[serviceConfig](p.Settings, topolvmName)
+	cfg := p.topolvm
 	for _, name := range []string{"zap-devel", "zap-stacktrace-level", "zap-time-encoding"} {
 		if p.Origin(topolvmName+"."+name) != "" {
 			klog.FromContext(ctx).Info("Flag has no effect", "flag", "--"+name)

@@ -92,7 +92,7 @@ func startPodWith(t *testing.T, config *rest.Config, replacing bool, args ...str
 		t.Setenv(name, value)
 	}
 	selection, flags := Topolvm(replacing), pflag.NewFlagSet("topolvm", pflag.ContinueOnError)
-	selection.Schema().Register(flags)
+	selection.Register(flags)
 	args = append([]string{"--csi-socket=" + p.socket, "--metrics-bind-address=" + p.metrics, "--health-probe-bind-address=" + p.health,
 		"--capacity-ownerref-level=-1", "--leader-election-namespace=" + p.ns}, args...)
 	if !replacing {

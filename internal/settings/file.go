@@ -6,15 +6,16 @@ package settings
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
-	"github.com/go-viper/mapstructure/v2"
 	"github.com/spf13/pflag"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
@@ -25,25 +26,6 @@ const (
 	configAPIVersion = "config.storage-controller.io/v1alpha1"
 	configKind       = "StorageControllerConfiguration"
 )
-
-// Keys returns the keys that a configuration file may contain, sorted. A key of a role may be used in
-// its section, or at the top for all roles that have it.
-func (s Schema) Keys() []string {
-	keys := []string{"apiVersion", "kind"}
-	for _, o := range slices.Concat(s.Common, s.Shared) {
-		if !slices.Contains(flagOnly, o.Name) {
-			keys = append(keys, o.Name)
-		}
-	}
-	for _, section := range s.Sections {
-		keys = append(keys, section.Name)
-		for _, o := range section.Options {
-			keys = append(keys, o.Name, section.Name+"."+o.Name)
-		}
-	}
-	slices.Sort(keys)
-	return slices.Compact(keys)
-}
 
 // ConfigFile returns the path of the configuration file, "" for none.
 func ConfigFile(fs *pflag.FlagSet) string {
@@ -56,9 +38,9 @@ func ConfigFile(fs *pflag.FlagSet) string {
 	return os.Getenv(envName("config"))
 }
 
-// readConfigFile returns the content of the file of --config without its header. Unknown keys are an
+// readFile returns the content of the file of --config without its header. Unknown keys are an
 // error. An option of roles at the top is moved into the sections that do not set it.
-func readConfigFile(fs *pflag.FlagSet, schema Schema) (map[string]any, error) {
+func (s *Set) readFile(fs *pflag.FlagSet) (map[string]any, error) {
 	path := ConfigFile(fs)
 	if path == "" {
 		return map[string]any{}, nil
@@ -74,11 +56,11 @@ func readConfigFile(fs *pflag.FlagSet, schema Schema) (map[string]any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the configuration %s: %w", path, err)
 	}
-	if err := checkConfig(file, schema); err != nil {
+	if err := s.checkFile(file); err != nil {
 		return nil, fmt.Errorf("configuration %s: %w", path, err)
 	}
 	joinMaps(file)
-	moveIntoSections(file, schema.Sections)
+	s.moveIntoSections(file)
 	return file, nil
 }
 
@@ -103,19 +85,19 @@ func oneDocument(data []byte) error {
 	}
 }
 
-// checkConfig returns an error for each unknown key of file, and for a wrong header.
-func checkConfig(file map[string]any, schema Schema) error {
+// checkFile returns an error for each unknown key of file, and for a wrong header.
+func (s *Set) checkFile(file map[string]any) error {
 	var errs []error
 	if file["apiVersion"] != configAPIVersion || file["kind"] != configKind {
 		errs = append(errs, fmt.Errorf("must begin with apiVersion: %s and kind: %s", configAPIVersion, configKind))
 	}
-	known := schema.Keys()
+	known := s.Keys()
 	for _, key := range slices.Sorted(maps.Keys(file)) {
 		if !slices.Contains(known, key) || strings.Contains(key, ".") {
 			errs = append(errs, errors.New(unknownKey(key, key)))
 		}
 	}
-	for _, section := range schema.Sections {
+	for _, section := range s.Roles() {
 		content, present := file[section.Name]
 		values, ok := content.(map[string]any)
 		if present && !ok && content != nil {
@@ -130,89 +112,87 @@ func checkConfig(file map[string]any, schema Schema) error {
 	return errors.Join(errs...)
 }
 
-// joinMaps removes the header of file, and replaces maps by the text that their flag takes: viper
-// would fold the case of their keys.
+// joinMaps removes the header of file, and replaces maps and lists of pairs by the text that their flag takes: viper
+// would fold the case of the keys.
 func joinMaps(file map[string]any) {
 	delete(file, "apiVersion")
 	delete(file, "kind")
 	for name, between := range map[string]string{"feature-gates": "=", "leader-election-labels": ":"} {
-		if values, ok := file[name].(map[string]any); ok {
+		switch values := file[name].(type) {
+		case map[string]any:
 			file[name] = joinMap(values, func(k string, v any) string { return fmt.Sprintf("%s%s%v", k, between, v) })
+		case []any:
+			file[name] = strings.Trim(strings.Join(strings.Fields(fmt.Sprint(values)), ","), "[]")
 		}
 	}
 }
 
 // moveIntoSections moves the options of roles from the top of file into the sections. An alias of an option is
 // the name of one that another role has.
-func moveIntoSections(file map[string]any, sections []Section) {
-	top := map[string]any{}
-	for _, s := range sections {
-		for _, o := range s.Options {
-			if value, ok := file[o.Name]; ok {
-				top[o.Name] = value
-			}
-		}
-	}
-	for _, s := range sections {
-		values, _ := file[s.Name].(map[string]any)
+func (s *Set) moveIntoSections(file map[string]any) {
+	moved := map[string]bool{}
+	for _, g := range s.Roles() {
+		values, _ := file[g.Name].(map[string]any)
 		if values == nil {
 			values = map[string]any{}
 		}
-		for _, o := range s.Options {
-			value, ok := top[o.Name]
+		g.Flags.VisitAll(func(f *pflag.Flag) {
+			moved[f.Name] = true
+			value, ok := file[f.Name]
 			if !ok {
-				value, ok = top[o.Alias]
+				value, ok = file[alias(f)]
 			}
-			if _, own := values[o.Name]; ok && !own {
-				values[o.Name] = value
+			if _, own := values[f.Name]; ok && !own {
+				values[f.Name] = value
 			}
-		}
-		file[s.Name] = values
+		})
+		file[g.Name] = values
 	}
-	for name := range top {
-		delete(file, name)
-	}
+	maps.DeleteFunc(file, func(name string, _ any) bool { return moved[name] })
 }
 
-// Marshal returns s as a configuration file with the same effect.
-func (s Settings) Marshal() ([]byte, error) {
-	values := map[string]any{}
-	err := mapstructure.Decode(s.Common, &values)
-	for _, section := range s.schema.Sections {
-		own := map[string]any{}
-		err = errors.Join(err, mapstructure.Decode(s.sections[section.Name], &own))
-		if section.Preset != nil { // in a file, a default would override the preset
-			maps.DeleteFunc(own, func(name string, _ any) bool {
-				return section.Preset(name) && s.origins[section.Name+"."+name] == ""
-			})
+// File returns s as a configuration file with the same effect.
+func (s *Set) File() ([]byte, error) {
+	values := map[string]any{"apiVersion": configAPIVersion, "kind": configKind}
+	for _, g := range s.Groups {
+		own := values
+		if g.Name != "" {
+			own = map[string]any{}
+			values[g.Name] = own
 		}
-		values[section.Name] = own
+		g.Flags.VisitAll(func(f *pflag.Flag) {
+			_, omitted := f.Annotations["omitted"]
+			if !slices.Contains(flagOnly, f.Name) && (!omitted || s.Origin(g.key(f.Name)) != "") {
+				own[f.Name] = valueInFile(f)
+			}
+		})
 	}
+	out, err := yaml.Marshal(values)
 	if err != nil {
 		return nil, fmt.Errorf("printing the configuration: %w", err)
 	}
-	if s.origins["csi-address"] == "" { // its presence would request a connection to the driver
-		delete(values, "csi-address")
-	}
-	values = readable(values).(map[string]any)
-	values["apiVersion"], values["kind"] = configAPIVersion, configKind
-	return yaml.Marshal(values)
+	return out, nil
 }
 
-// readable replaces values such as durations by what the file contains.
-func readable(value any) any {
-	switch v := value.(type) {
-	case map[string]any:
-		for k := range v {
-			v[k] = readable(v[k])
-		}
-		return v
-	case fmt.Stringer:
-		return v.String()
-	case Pairs:
-		return map[string]string(v)
-	case Gates:
-		return map[string]bool(v)
+// valueInFile returns the value of a flag as the file contains it.
+func valueInFile(f *pflag.Flag) any {
+	switch v := f.Value.(type) {
+	case pflag.SliceValue:
+		return v.GetSlice()
+	case *Names:
+		return *v
+	case *Pairs:
+		return *v
+	case *Gates:
+		return *v
 	}
-	return value
+	text := f.Value.String()
+	switch f.Value.Type() {
+	case "bool", "int", "uint":
+		return json.RawMessage(text)
+	case "float64":
+		number, _ := strconv.ParseFloat(text, 64) // the flag has formatted it
+		return number
+	}
+	return text
 }

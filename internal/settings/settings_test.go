@@ -12,13 +12,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/settings"
-	"github.com/storage-controller/storage-controller/nodecontroller"
-	"github.com/storage-controller/storage-controller/provisioner"
-	"github.com/storage-controller/storage-controller/resizer"
-	"github.com/storage-controller/storage-controller/snapshotter"
 )
 
 func TestSettings(t *testing.T) {
@@ -31,18 +26,16 @@ func TestSettings(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	read := func(args ...string) (settings.Settings, error) {
+	read := func(args ...string) (app.Settings, error) {
 		t.Helper()
 		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-		schema := app.All.Schema()
-		schema.Register(fs)
+		app.All.Register(fs)
 		if err := fs.Parse(args); err != nil {
 			t.Fatal(err)
 		}
-		return settings.Read(fs, schema)
+		c, err := app.All.Read(fs, "test")
+		return c.Settings, err
 	}
-	provisioning := func(s settings.Settings) provisioner.Config { return settings.Of[provisioner.Config](s, "provisioner") }
-	attaching := func(s settings.Settings) attacher.Config { return settings.Of[attacher.Config](s, "attacher") }
 	type got struct{ provisioner, attacher string }
 	tests := map[string]struct {
 		file string
@@ -72,7 +65,7 @@ func TestSettings(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if g := (got{provisioning(s).Timeout.String(), attaching(s).Timeout.String()}); g != tt.want {
+			if g := (got{s.Provisioner.Timeout.String(), s.Attacher.Timeout.String()}); g != tt.want {
 				t.Errorf("got %v, want %v", g, tt.want)
 			}
 		})
@@ -85,8 +78,8 @@ func TestSettings(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.Common.FeatureGates.Enabled("Topology") || s.Common.LeaseLabels["Team"] != "Storage" || provisioning(s).WorkerThreads != 7 ||
-			attaching(s).WorkerThreads != 7 || s.Common.Logging.Verbosity != 3 || len(s.Common.Controllers) != 1 {
+		if s.Common.FeatureGates.Enabled("Topology") || s.Common.LeaseLabels["Team"] != "Storage" || s.Provisioner.WorkerThreads != 7 ||
+			s.Attacher.WorkerThreads != 7 || s.Common.Logging.Verbosity != 3 || len(s.Common.Controllers) != 1 {
 			t.Errorf("%+v", s)
 		}
 	})
@@ -94,9 +87,9 @@ func TestSettings(t *testing.T) {
 		write("resync: 0\nstrict-topology: 1\nhealth-probe-bind-address: 0\nsnapshot-name-prefix: 3\n" +
 			"node-cleanup-qps: 2\nworker-threads: '7'\ncontrollers: provisioner")
 		s, err := read("--config=" + file)
-		if c := settings.Of[nodecontroller.Config](s, "nodecontroller"); err != nil || attaching(s).Resync != 0 ||
-			c.NodeCleanupQPS != 2 || !provisioning(s).StrictTopology ||
-			provisioning(s).WorkerThreads != 7 || s.Common.HealthBindAddress != "0" || len(s.Common.Controllers) != 1 {
+		if c := s.Nodecontroller; err != nil || s.Attacher.Resync != 0 ||
+			c.NodeCleanupQPS != 2 || !s.Provisioner.StrictTopology ||
+			s.Provisioner.WorkerThreads != 7 || s.Common.HealthBindAddress != "0" || len(s.Common.Controllers) != 1 {
 			t.Errorf("%v: %+v", err, s)
 		}
 	})
@@ -109,7 +102,7 @@ func TestSettings(t *testing.T) {
 		t.Run("alias at the top: "+name, func(t *testing.T) {
 			write(tt.content)
 			s, err := read("--config=" + file)
-			c := settings.Of[resizer.Config](s, "resizer")
+			c := s.Resizer
 			if have := fmt.Sprint(c.Workers, c.ResyncPeriod); err != nil || have != tt.want {
 				t.Errorf("%v: %s, want %s", err, have, tt.want)
 			}
@@ -118,29 +111,26 @@ func TestSettings(t *testing.T) {
 	t.Run("every option of a role has a flag with the prefix of the role", func(t *testing.T) {
 		s, err := read("--provisioner-volume-name-prefix=vol", "--capacity-poll-interval=2m", "--provisioner-strict-topology",
 			"--snapshotter-snapshot-name-prefix=a", "--snapshot-name-prefix=b")
-		if c := provisioning(s); err != nil || c.VolumeNamePrefix != "vol" || !c.StrictTopology {
+		if c := s.Provisioner; err != nil || c.VolumeNamePrefix != "vol" || !c.StrictTopology {
 			t.Errorf("%v: %+v", err, c)
 		}
-		if c := settings.Of[snapshotter.Config](s, "snapshotter"); c.SnapshotNamePrefix != "a" {
+		if c := s.Snapshotter; c.SnapshotNamePrefix != "a" {
 			t.Errorf("the flag without the prefix took precedence: %+v", c)
 		}
-		fs, schema := pflag.NewFlagSet("", pflag.ContinueOnError), app.All.Schema()
-		schema.Register(fs)
-		for _, section := range schema.Sections {
-			for _, o := range section.Options {
-				if section.Unused {
-					continue
-				}
-				name := section.Name + "-" + strings.TrimPrefix(o.Name, section.Name+"-")
-				if fs.Lookup(name) == nil {
+		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+		app.All.Register(fs)
+		for _, g := range app.All.Options().Roles() {
+			g.Flags.VisitAll(func(f *pflag.Flag) {
+				name := g.Name + "-" + strings.TrimPrefix(f.Name, g.Name+"-")
+				if !g.Unused && fs.Lookup(name) == nil {
 					t.Errorf("there is no --%s", name)
 				}
-			}
+			})
 		}
 	})
 	t.Run("roles keep their own defaults", func(t *testing.T) {
 		s, err := read()
-		if err != nil || provisioning(s).WorkerThreads != 100 || attaching(s).WorkerThreads != 100 || s.Common.KubeAPIQPS != 0 {
+		if err != nil || s.Provisioner.WorkerThreads != 100 || s.Attacher.WorkerThreads != 100 || s.Common.KubeAPIQPS != 0 {
 			t.Errorf("%v: %+v", err, s)
 		}
 	})
@@ -150,7 +140,7 @@ func TestSettings(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		printed, err := before.Marshal()
+		printed, err := before.File()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +151,7 @@ func TestSettings(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, printed)
 		}
-		again, err := after.Marshal()
+		again, err := after.File()
 		if err != nil || string(again) != string(printed) {
 			t.Errorf("%v: got\n%s\nwant\n%s", err, again, printed)
 		}

@@ -11,6 +11,24 @@ import (
 	"strings"
 )
 
+// Names is a flag of the form NAME,NAME. The last one of repeated flags counts.
+type Names []string
+
+func (n *Names) Type() string { return "string" }
+
+func (n *Names) String() string { return strings.Join(*n, ",") }
+
+func (n *Names) Set(value string) error {
+	*n = strings.FieldsFunc(value, func(r rune) bool { return r == ',' })
+	return nil
+}
+
+// Replace sets the names.
+func (n *Names) Replace(names []string) error {
+	*n = names
+	return nil
+}
+
 // Pairs is a flag of the form k:v,k:v. Repeated flags are merged.
 type Pairs map[string]string
 
@@ -35,14 +53,6 @@ func (p *Pairs) Set(value string) error {
 	}
 	*p = merged
 	return nil
-}
-
-// UnmarshalText parses a value from the environment or the configuration file.
-func (p *Pairs) UnmarshalText(text []byte) error {
-	if len(text) == 0 {
-		return nil
-	}
-	return p.Set(string(text))
 }
 
 // Gates is a flag of the form Name=bool,Name=bool. Repeated flags are merged.
@@ -74,9 +84,6 @@ func (g *Gates) Set(value string) error {
 	*g = merged
 	return nil
 }
-
-// UnmarshalText parses a value from the environment or the configuration file.
-func (g *Gates) UnmarshalText(text []byte) error { return g.Set(string(text)) }
 
 // joinMap writes the items of m in the order of their keys, separated by commas.
 func joinMap[V any](m map[string]V, item func(string, V) string) string {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,42 +24,42 @@ import (
 // Settings holds the flags of the cleanup, and the name of the driver.
 type Settings struct {
 	// Driver is the name of the CSI driver.
-	Driver string `mapstructure:"-"`
+	Driver string
 	// TopologyNodeKey is the node label whose value volumes name in their node affinity. Empty means the only topology key that
 	// the CSINodes report for the driver.
-	TopologyNodeKey string `mapstructure:"topology-node-key"`
+	TopologyNodeKey string
 
-	NodeFinalizer     string        `mapstructure:"node-finalizer"` // a qualified name
-	NodeFinalizerMode FinalizerMode `mapstructure:"node-finalizer-mode"`
+	NodeFinalizer     string // a qualified name
+	NodeFinalizerMode FinalizerMode
 	// NodeFinalizerTimeout is the time from the deletionTimestamp of a Node until the finalizer is removed in any case; 0: at once.
-	NodeFinalizerTimeout time.Duration `mapstructure:"node-finalizer-timeout"`
+	NodeFinalizerTimeout time.Duration
 	// NodeFinalizerWaitForOthers delays the cleanup while the Node is ready and has other finalizers.
-	NodeFinalizerWaitForOthers bool `mapstructure:"node-finalizer-wait-for-others"`
+	NodeFinalizerWaitForOthers bool
 	// NodeDeleteGrace is the time from the deletionTimestamp of a Node until its cleanup; 0: no delay.
-	NodeDeleteGrace time.Duration `mapstructure:"node-delete-grace"`
+	NodeDeleteGrace time.Duration
 	// SkipNodeFinalize disables the cleanup. The finalizer is removed.
-	SkipNodeFinalize bool `mapstructure:"skip-node-finalize"`
+	SkipNodeFinalize bool
 
-	NodeCleanup       Mode          `mapstructure:"node-cleanup"`
-	NodeCleanupScope  Scope         `mapstructure:"node-cleanup-scope"`
-	NodeCleanupRetain RetainPolicy  `mapstructure:"node-cleanup-retain"`
-	NodeMissingGrace  time.Duration `mapstructure:"node-missing-grace"` // minimum time without a Node
+	NodeCleanup       Mode
+	NodeCleanupScope  Scope
+	NodeCleanupRetain RetainPolicy
+	NodeMissingGrace  time.Duration // minimum time without a Node
 	// NodeCleanupWindow is the time for which a cleaned-up node counts as lost; 0: not at all.
-	NodeCleanupWindow time.Duration `mapstructure:"node-cleanup-window"`
+	NodeCleanupWindow time.Duration
 	// NodeCleanupMaxFraction is the fraction of the nodes of the driver, from 0 to 1, above which lost nodes open the breaker.
-	NodeCleanupMaxFraction float64 `mapstructure:"node-cleanup-max-fraction"`
-	NodeCleanupMinNodes    int     `mapstructure:"node-cleanup-min-nodes"` // number of lost nodes that never opens the breaker
-	NodeCleanupQPS         float64 `mapstructure:"node-cleanup-qps"`       // deletions per second for missing, unapproved Nodes; positive
+	NodeCleanupMaxFraction float64
+	NodeCleanupMinNodes    int     // number of lost nodes that never opens the breaker
+	NodeCleanupQPS         float64 // deletions per second for missing, unapproved Nodes; positive
 	// NodeCleanupBurst is the number of deletions that may exceed NodeCleanupQPS at once; at least 1.
-	NodeCleanupBurst int           `mapstructure:"node-cleanup-burst"`
-	PVReleaseGrace   time.Duration `mapstructure:"pv-release-grace"` // for the driver to delete a released volume; 0: none
+	NodeCleanupBurst int
+	PVReleaseGrace   time.Duration // for the driver to delete a released volume; 0: none
 
 	// ClockGap is the time without a check of the lost nodes after which their grace starts again.
-	ClockGap time.Duration `mapstructure:"-"`
+	ClockGap time.Duration
 	// CheckInterval is the time between two checks of the lost nodes.
-	CheckInterval time.Duration `mapstructure:"-"`
+	CheckInterval time.Duration
 	// MinMissingGrace is the least NodeMissingGrace.
-	MinMissingGrace time.Duration `mapstructure:"-"`
+	MinMissingGrace time.Duration
 }
 
 // DefaultSettings returns the defaults. NodeFinalizer and Driver depend on the driver.
@@ -70,6 +71,45 @@ func DefaultSettings() Settings {
 		NodeCleanupQPS: 0.5, NodeCleanupBurst: 10, PVReleaseGrace: 10 * time.Minute,
 		ClockGap: 10 * time.Minute, CheckInterval: 5 * time.Minute, MinMissingGrace: time.Minute,
 	}
+}
+
+// AddFlags adds the flags of the settings to fs. Their defaults are the values in s.
+func (s *Settings) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&s.TopologyNodeKey, "topology-node-key", s.TopologyNodeKey,
+		"node label that identifies the node in the node affinity of a volume; "+
+			"empty means that of TopoLVM, or the only topology key that the driver reports")
+	fs.StringVar(&s.NodeFinalizer, "node-finalizer", s.NodeFinalizer, "finalizer that keeps a Node until its volumes are cleaned up")
+	fs.StringVar((*string)(&s.NodeFinalizerMode), "node-finalizer-mode", string(s.NodeFinalizerMode),
+		"off: ignore the finalizer; remove: remove it from a deleted Node after the cleanup, the driver adds it; manage: also add it")
+	fs.DurationVar(&s.NodeFinalizerTimeout, "node-finalizer-timeout", s.NodeFinalizerTimeout,
+		"maximum time that the finalizer delays the deletion of a Node; the cleanup continues without it")
+	fs.BoolVar(&s.NodeFinalizerWaitForOthers, "node-finalizer-wait-for-others", s.NodeFinalizerWaitForOthers,
+		"wait while a Node that is being deleted is ready and has other finalizers: it may still be drained")
+	fs.DurationVar(&s.NodeDeleteGrace, "node-delete-grace", s.NodeDeleteGrace,
+		"time between the deletion of a Node and the cleanup, during which the cleanup can be canceled")
+	fs.BoolVar(&s.SkipNodeFinalize, "skip-node-finalize", s.SkipNodeFinalize,
+		"clean up nothing: sets --node-cleanup=off; the finalizer of Nodes is still removed")
+	fs.StringVar((*string)(&s.NodeCleanup), "node-cleanup", string(s.NodeCleanup),
+		"cleanup of volumes whose node was deleted: off; report (events and metrics only); claims (delete their PVCs); "+
+			"volumes (also remove PVs that no driver can delete any more). claims and volumes require --leader-election")
+	fs.StringVar((*string)(&s.NodeCleanupScope), "node-cleanup-scope", string(s.NodeCleanupScope),
+		"opt-in: volumes whose StorageClass or PVC opts in by an annotation; all: all volumes except those that opt out")
+	fs.StringVar((*string)(&s.NodeCleanupRetain), "node-cleanup-retain", string(s.NodeCleanupRetain),
+		"action for PVCs of volumes with reclaim policy Retain: skip, or claim (delete the PVC; the volume is always kept)")
+	fs.DurationVar(&s.NodeMissingGrace, "node-missing-grace", s.NodeMissingGrace,
+		"minimum time that a Node must have been missing; at least 1m")
+	fs.DurationVar(&s.NodeCleanupWindow, "node-cleanup-window", s.NodeCleanupWindow,
+		"how long a node that was cleaned up counts as lost for the breaker")
+	fs.Float64Var(&s.NodeCleanupMaxFraction, "node-cleanup-max-fraction", s.NodeCleanupMaxFraction,
+		"fraction of the driver's nodes; the breaker stops the cleanup when more nodes are lost")
+	fs.IntVar(&s.NodeCleanupMinNodes, "node-cleanup-min-nodes", s.NodeCleanupMinNodes,
+		"number of lost nodes that never opens the breaker, regardless of --node-cleanup-max-fraction")
+	fs.Float64Var(&s.NodeCleanupQPS, "node-cleanup-qps", s.NodeCleanupQPS,
+		"maximum deletions per second for missing Nodes without an approval; a Node that is being deleted has no limit")
+	fs.IntVar(&s.NodeCleanupBurst, "node-cleanup-burst", s.NodeCleanupBurst,
+		"number of deletions that may exceed --node-cleanup-qps at once")
+	fs.DurationVar(&s.PVReleaseGrace, "pv-release-grace", s.PVReleaseGrace,
+		"with --node-cleanup=volumes: how long the driver may take to delete a released volume before its PV is removed")
 }
 
 // FinalizerMode selects how the finalizer of nodes is handled.

@@ -155,8 +155,11 @@ var allowed = map[string][]string{
 // confined is who may import a third party, by the begin of its path. A package
 // that is named twice has to keep to the longer begin.
 var confined = map[string][]string{
-	"github.com/spf13/cobra":  {"cmd/storage-controller"},
-	"github.com/spf13/pflag":  {"cmd/storage-controller", "internal/app", "internal/settings", "test/simulation"},
+	"github.com/spf13/cobra": {"cmd/storage-controller"},
+	"github.com/spf13/pflag": {
+		"cmd/storage-controller", "internal/app", "internal/settings", "internal/workloop", "attacher", "capacity", "nodecontroller",
+		"nodecontroller/nodecleanup", "provisioner", "resizer", "snapshotter", "test/simulation",
+	},
 	"github.com/spf13/viper":  {"internal/settings"},
 	"go.uber.org/zap":         {"internal/app"},
 	"github.com/go-logr/zapr": {"internal/app"},

@@ -78,7 +78,7 @@ var configuration = func() func(command app.Selection, args ...string) app.Confi
 			return c
 		}
 		fs := pflag.NewFlagSet("simulation", pflag.ContinueOnError)
-		command.Schema().Register(fs)
+		command.Register(fs)
 		if err := fs.Parse(args); err != nil {
 			panic(err) // the flags are constants
 		}

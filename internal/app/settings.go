@@ -1,0 +1,111 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"github.com/spf13/pflag"
+
+	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/capacity"
+	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/nodecontroller"
+	"github.com/storage-controller/storage-controller/provisioner"
+	"github.com/storage-controller/storage-controller/resizer"
+	"github.com/storage-controller/storage-controller/snapshotter"
+)
+
+// Settings holds everything that an operator may set for a command, for all roles. Fields that no flag sets have their
+// defaults; see for example attacherConfig.
+type Settings struct {
+	settings.Set   // its options set the fields
+	Common         settings.Common
+	Provisioner    provisioner.Config
+	Attacher       attacher.Config
+	Capacity       capacity.Config
+	Nodecontroller nodecontroller.Config
+	Resizer        resizer.Config
+	Snapshotter    snapshotter.Config
+	topolvm        serviceConfig
+}
+
+// newSettings returns the default settings of a command that runs c. Its options set them.
+func (c Selection) newSettings() *Settings {
+	s := &Settings{
+		Common: settings.DefaultCommon(), Provisioner: provisioner.DefaultConfig(), Attacher: attacher.DefaultConfig(),
+		Capacity: capacity.DefaultConfig(), Nodecontroller: nodecontroller.DefaultConfig(), Resizer: resizer.DefaultConfig(),
+		Snapshotter: snapshotter.DefaultConfig(), topolvm: defaultService(c.service),
+	}
+	s.Capacity.Enabled, s.Nodecontroller.ResizeNudge = c.all, !c.all
+	if c.defaults != nil {
+		c.defaults(s)
+	}
+	s.Prefixed = c.all
+	common := settings.NewFlags(s.Common.AddFlags)
+	if c.all {
+		common.Lookup("leader-election").Usage += "; required by --node-cleanup=claims and =volumes"
+	}
+	if c.service {
+		common.Lookup("csi-socket").Usage = "socket on which the CSI driver is served: an absolute path or unix://PATH"
+	}
+	own, others := settings.Split(common, c.hasOption)
+	s.Groups = []settings.Group{
+		{Flags: own}, {Flags: others, Unused: true},
+		c.group(provisionerName, s.Provisioner.AddFlags),
+		c.group(attacherName, s.Attacher.AddFlags),
+		c.group(capacityName, s.Capacity.AddFlags),
+		c.group(nodecontrollerName, func(fs *pflag.FlagSet) {
+			s.Nodecontroller.AddFlags(fs)
+			if c.all {
+				fs.Lookup("resize-nudge").Usage += ", which costs memory"
+			}
+		}),
+		c.group(resizerName, s.Resizer.AddFlags),
+		c.group(snapshotterName, s.Snapshotter.AddFlags),
+		{Name: topolvmName, Flags: settings.NewFlags(s.topolvm.addFlags), Unused: !c.service},
+	}
+	return s
+}
+
+// group returns the options of the role called name.
+func (c Selection) group(name string, addFlags func(*pflag.FlagSet)) settings.Group {
+	return settings.Group{Name: name, Flags: settings.NewFlags(addFlags), Unused: !contains(c.roles, name)}
+}
+
+// hasOption reports whether a command that runs c has an option of the process. A configuration file may contain the others.
+func (c Selection) hasOption(name string) bool {
+	switch name {
+	case "audit-interval":
+		return contains(c.roles, provisionerName)
+	case "csi-socket", "metrics-bind-address", "secure-metrics-server", "health-probe-bind-address", "profiling-bind-address",
+		"print-config":
+		return contains(c.roles, nodecontrollerName)
+	case "controllers":
+		return c.all
+	case "csi-address", "exit-on-connection-loss": // of a connection to the driver
+		return !c.service
+	}
+	return true
+}
+
+// Register adds the flags of a command that runs c to fs.
+func (c Selection) Register(fs *pflag.FlagSet) {
+	settings.Register(fs, func() settings.Set { return c.newSettings().Set })
+}
+
+// Read reads the settings of a command that runs c. version is that of the program.
+func (c Selection) Read(fs *pflag.FlagSet, version string) (Config, error) {
+	read := func() (Settings, error) {
+		s := c.newSettings()
+		err := s.Load(fs)
+		return *s, err
+	}
+	s, err := read()
+	if err == nil && c.service {
+		s.Common.Logging, err = s.topolvm.logging(s.Common.Logging, s.Origin)
+	}
+	return Config{Settings: s, Selection: c, Version: version, file: settings.ConfigFile(fs), reread: read}, err
+}
+
+// Options returns the options of a command that runs c, with their defaults.
+func (c Selection) Options() settings.Set { return c.newSettings().Set }

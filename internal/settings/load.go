@@ -1,0 +1,229 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package settings
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+)
+
+// Load sets the options of s, which have their defaults, to flags, environment and configuration file, in this order of
+// precedence. fs has the flags of [Register]. The prefixed option of a role takes precedence over the common one from the same
+// source.
+func (s *Set) Load(fs *pflag.FlagSet) error {
+	file, err := s.readFile(fs)
+	if err != nil {
+		return err
+	}
+	v := viper.New()
+	if err := v.MergeConfigMap(file); err != nil {
+		return fmt.Errorf("reading the configuration: %w", err)
+	}
+	s.origins = map[string]Origin{}
+	var numbers, wrong []error
+	for _, g := range s.Groups {
+		var ofGroup []string
+		g.Flags.VisitAll(func(f *pflag.Flag) {
+			if slices.Contains(flagOnly, f.Name) {
+				return
+			}
+			key := g.key(f.Name)
+			value, origin := g.find(v, fs, f)
+			if value != nil {
+				if err := checkNumber(f, value); err != nil {
+					numbers = append(numbers, fmt.Errorf("%s: %w", key, err))
+				} else if err := setTo(f, value); err != nil {
+					ofGroup = append(ofGroup, fmt.Sprintf("'%s' %v", f.Name, err))
+				}
+			}
+			if origin != "" {
+				s.origins[key] = origin
+			}
+			if !g.Unused {
+				s.show(key, value, f)
+			}
+		})
+		switch text := strings.Join(ofGroup, "; "); {
+		case text == "":
+		case g.Name == "":
+			wrong = append(wrong, errors.New(text))
+		default:
+			wrong = append(wrong, fmt.Errorf("%s: %s", g.Name, text))
+		}
+	}
+	fs.Visit(func(f *pflag.Flag) {
+		if _, ok := f.Value.(noOp); ok {
+			s.NoOps = append(s.NoOps, f.Name)
+		}
+	})
+	if len(numbers) > 0 {
+		return fmt.Errorf("reading the configuration: %w", errors.Join(numbers...))
+	}
+	if len(wrong) > 0 { // a wrong value at the top is wrong for every role
+		return fmt.Errorf("reading the configuration: %w", wrong[0])
+	}
+	return nil
+}
+
+// find returns the value of the option f from the source with the highest precedence, and this source. It returns nil if
+// the option was not set.
+func (g Group) find(v *viper.Viper, fs *pflag.FlagSet, f *pflag.Flag) (any, Origin) {
+	key := g.key(f.Name)
+	if g.Name == "" && g.Unused { // the command may refuse it, so that the variables of another container are no error
+		return v.Get(key), ""
+	}
+	if !g.Unused {
+		for _, name := range []string{strings.ReplaceAll(key, ".", "-"), f.Name, alias(f)} {
+			if set := fs.Lookup(name); set != nil && set.Changed {
+				return given(set), OriginFlag
+			}
+		}
+	}
+	variables := g.variables(f)
+	_ = v.BindEnv(append([]string{key}, variables...)...) // fails without a key
+	value := v.Get(key)
+	switch {
+	case slices.ContainsFunc(variables, isSet):
+		return value, OriginEnvironment
+	case value != nil:
+		return value, OriginFile
+	}
+	return nil, ""
+}
+
+// given returns what a flag was set to: a list, or a text.
+func given(f *pflag.Flag) any {
+	if list, ok := f.Value.(pflag.SliceValue); ok {
+		// String adds brackets. A flag that is set to nothing means an empty list.
+		return slices.DeleteFunc(slices.Clone(list.GetSlice()), func(text string) bool { return text == "" })
+	}
+	return f.Value.String()
+}
+
+// show adds an option to those that are shown to users. value is nil for the default.
+func (s *Set) show(key string, value any, f *pflag.Flag) {
+	if value == nil {
+		value = f.Value
+	}
+	text := urlPassword.ReplaceAllString(fmt.Sprint(value), "${1}xxxxx@")
+	s.Values = append(s.Values, Value{key, text, string(cmp.Or(s.origins[key], OriginDefault))})
+}
+
+// urlPassword matches the password in a setting such as --master.
+var urlPassword = regexp.MustCompile(`(://[^/@\s]*:)[^/@\s]*@`)
+
+// maxThreads is the number of threads and workers that an option can set. Each takes memory, and is a call of the driver at a time.
+const maxThreads = 10_000
+
+// checkNumber returns an error if value is a number that the option f must not have.
+func checkNumber(f *pflag.Flag, value any) error {
+	kind := f.Value.Type()
+	if kind != "int" && kind != "uint" {
+		return nil
+	}
+	most := float64(math.MaxInt32)
+	if strings.HasSuffix(f.Name, "threads") || strings.HasSuffix(f.Name, "workers") {
+		most = maxThreads
+	}
+	least := -most
+	if kind == "uint" {
+		least = 0
+	}
+	number, err := strconv.ParseFloat(fmt.Sprint(value), 64)
+	switch {
+	case errors.Is(err, strconv.ErrSyntax): // setTo refuses it
+		return nil
+	case number > most:
+		return fmt.Errorf("must be at most %.0f, got %.0f", most, number)
+	case number < least:
+		return fmt.Errorf("must be at least %.0f, got %.0f", least, number)
+	}
+	return nil
+}
+
+// replacer is the value of an option that is a list.
+type replacer interface{ Replace(items []string) error }
+
+// setTo sets f to value, which is a text, a list of texts, or anything else that YAML has.
+func setTo(f *pflag.Flag, value any) error {
+	list, ok := f.Value.(replacer)
+	if !ok {
+		return setText(f, value)
+	}
+	switch v := value.(type) {
+	case []string:
+		return list.Replace(v)
+	case string:
+		if v == "" {
+			return list.Replace([]string{})
+		}
+		return list.Replace(strings.Split(v, ","))
+	}
+	items, ok := value.([]any)
+	if !ok {
+		items = []any{value}
+	}
+	texts := []string{}
+	for _, item := range items {
+		text, err := textOf("string", item)
+		if err != nil {
+			return err
+		}
+		texts = append(texts, text)
+	}
+	return list.Replace(texts)
+}
+
+// setText sets f, which is no list.
+func setText(f *pflag.Flag, value any) error {
+	kind := f.Value.Type()
+	text, err := textOf(kind, value)
+	if err != nil {
+		return err
+	}
+	if _, ok := f.Value.(*Pairs); ok && text == "" { // an empty map in the file
+		return nil
+	}
+	err = f.Value.Set(text)
+	switch kind {
+	case "bool", "int", "uint", "float64": // the error would not contain the value
+		if err != nil {
+			return fmt.Errorf("%s, got %#v", wanted[kind], value)
+		}
+	}
+	return err
+}
+
+// wanted describes the values of each type of flags.
+var wanted = map[string]string{
+	"bool": "must be true or false", "int": "must be a whole number", "uint": "must be a whole number", "float64": "must be a number",
+	"string": "must be text in quotes", "duration": "needs a unit, such as 30s",
+}
+
+// textOf returns value as the text for a flag. It returns an error for a value that YAML has read as another type than the
+// user may have meant, such as off or a time without a unit.
+func textOf(kind string, value any) (string, error) {
+	switch v := value.(type) {
+	case string:
+		return v, nil
+	case bool:
+		if kind == "bool" {
+			return strconv.FormatBool(v), nil
+		}
+	case float64:
+		if kind != "duration" || v == 0 {
+			return strconv.FormatFloat(v, 'f', -1, 64), nil
+		}
+	}
+	return "", fmt.Errorf("%s, got %v", cmp.Or(wanted[kind], "must be "+kind), value)
+}
