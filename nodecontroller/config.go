@@ -16,7 +16,7 @@ import (
 )
 
 // Config holds the settings of the role. A name that is empty after
-// [Config.Resolve] has no effect.
+// [Config.Complete] has no effect.
 type Config struct {
 	// DriverName is required if the process has no connection to the driver.
 	DriverName string
@@ -52,13 +52,9 @@ type Config struct {
 	DefaultDeviceClass       string // of StorageClasses without the parameter
 	// ShutdownDelay is the time for which the webhooks keep serving after SIGTERM; 0: none.
 	ShutdownDelay time.Duration
-
-	// Explicit has the source of each setting that was set, by the name of its flag. If it is nil, every
-	// setting that differs from its default counts as set by a flag.
-	Explicit map[string]Origin
 }
 
-// DefaultConfig returns the defaults. Names that are empty depend on the driver; see [Config.Resolve].
+// DefaultConfig returns the defaults. Names that are empty depend on the driver; see [Config.Complete].
 func DefaultConfig() Config {
 	return Config{
 		Workers: 4,
@@ -113,7 +109,6 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	for name := range derived(topolvm.Driver, "") {
 		fs.Lookup(name).Annotations = map[string][]string{"omitted": {}} // a printed default would replace the derived value
 	}
-	fs.Lookup("driver-name").Annotations = map[string][]string{"omitted": {}}
 }
 
 // HasWork reports whether any feature is enabled. Without one, "all" does not run the role.

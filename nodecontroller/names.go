@@ -21,6 +21,7 @@ import (
 func derived(driver string, mode pvcfinalizer.Mode) map[string]string {
 	d := strings.ToLower(driver)
 	values := map[string]string{
+		"driver-name":                driver,
 		"node-finalizer":             NodeFinalizer(driver),
 		"pvc-finalizer":              d + "/pvc",
 		"capacity-resource":          d + "/capacity",

@@ -86,7 +86,7 @@ func TestValidate(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			c, _ := resolved(t, "local.example.com", nil)
+			c, _ := completed(t, "local.example.com", nil)
 			tt.change(&c)
 			switch err := c.Validate(); {
 			case tt.want == "" && err != nil:
@@ -99,7 +99,7 @@ func TestValidate(t *testing.T) {
 }
 
 func TestValidateReportsEverything(t *testing.T) {
-	c, _ := resolved(t, "local.example.com", nil)
+	c, _ := completed(t, "local.example.com", nil)
 	c.CapacityResource, c.DefaultDeviceClass, c.NodeCleanup, c.Workers = "cpu", "a/b", "x", 0
 	err := c.Validate()
 	for _, want := range []string{"--capacity-resource", "--default-device-class", "--node-cleanup:", "--nodecontroller-workers"} {
@@ -130,13 +130,13 @@ func TestDeletes(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			c, _ := resolved(t, "local.example.com", tt.change)
+			c, _ := completed(t, "local.example.com", tt.change)
 			if got := strings.Join(c.DeletingFlags(), " "); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})
 	}
-	c, _ := resolved(t, topolvm.Driver, func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeEnforce })
+	c, _ := completed(t, topolvm.Driver, func(c *Config) { c.PVCFinalizerMode = pvcfinalizer.ModeEnforce })
 	if got := strings.Join(c.DeletingFlags(), " "); got != "--node-cleanup=claims --pvc-finalizer-mode=enforce" {
 		t.Errorf("TopoLVM: got %q", got)
 	}

@@ -71,14 +71,14 @@ func printConfig(ctx context.Context, c app.Config, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	_, settings, err := c.ResolveNodecontroller(driver)
+	values, err := c.NodecontrollerValues(driver)
 	if err != nil {
 		return err
 	}
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "NAME\tVALUE\tORIGIN")
-	for _, s := range settings {
-		fmt.Fprintf(table, "%s\t%s\t%s\n", s.Name, s.Value, s.Origin)
+	for _, v := range values {
+		fmt.Fprintf(table, "%s\t%s\t%s\n", v.Name, v.Value, v.Origin)
 	}
 	return table.Flush()
 }

@@ -144,7 +144,7 @@ func newTask(ctx context.Context, c app.Config) (task, error) {
 	if err != nil {
 		return task{}, err
 	}
-	cfg, _, err := c.ResolveNodecontroller(driver)
+	cfg, err := c.ResolveNodecontroller(driver)
 	if err != nil {
 		return task{}, err
 	}

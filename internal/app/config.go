@@ -152,9 +152,8 @@ func (c Config) ValidateEnvironment() error {
 // DriverName returns the name of the driver in the settings, or "".
 func (c Config) DriverName() string { return nodecontrollerConfig(c.Settings).DriverName }
 
-// ResolveNodecontroller returns the valid configuration of the nodecontroller for a driver, and all of its
-// settings with their origins.
-func (c Config) ResolveNodecontroller(driver string) (nodecontroller.Config, []nodecontroller.Setting, error) {
+// ResolveNodecontroller returns the valid configuration of the nodecontroller for a driver.
+func (c Config) ResolveNodecontroller(driver string) (nodecontroller.Config, error) {
 	return resolveNodecontroller(c.Settings, driver)
 }
 

@@ -70,7 +70,7 @@ func TestWhatIsPrintedForAFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	after := configOf(t, All, "--config="+file)
-	have, _, err := nodecontrollerConfig(after.Settings).Resolve("topolvm.io")
+	have, _, err := completeNodecontroller(after.Settings, "topolvm.io")
 	if err != nil {
 		t.Fatal(err)
 	}

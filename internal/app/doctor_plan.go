@@ -51,7 +51,7 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 	p.Capacity, p.SecretNamespaces = contains(chosen, capacityName), c.Common.SecretNamespaces
 	p.Topology = driver.Plugin.VolumeAccessibilityConstraints && c.Common.FeatureGates.Enabled("Topology")
 	if driver.Name != "" && contains(chosen, nodecontrollerName) {
-		if _, _, err := nodecontrollerConfig(c.Settings).Resolve(driver.Name); err != nil {
+		if _, _, err := completeNodecontroller(c.Settings, driver.Name); err != nil {
 			p.Checks = append(p.Checks, newCheck("settings nodecontroller", "", err, "correct the flag"))
 		}
 	}

@@ -4,18 +4,22 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
@@ -35,9 +39,9 @@ var nodecontrollerRole = Role{
 	validate: validateNodecontroller,
 	timeout:  func(s Settings) time.Duration { return nodecontrollerConfig(s).Timeout },
 	lease: func(s Settings, driver string) string {
-		cfg, _, err := nodecontrollerConfig(s).Resolve(driver)
+		cfg, _, err := completeNodecontroller(s, driver)
 		if err != nil { // prepare reports it
-			cfg, _, _ = nodecontroller.DefaultConfig().Resolve(driver)
+			return nodecontroller.LeaseName(driver)
 		}
 		return cfg.LeaderElectionID
 	},
@@ -54,7 +58,7 @@ var nodecontrollerRole = Role{
 	ineffective: nodecontrollerConditions,
 	grants:      nodecontrollerGrants,
 	prepare: func(s *shared) error {
-		cfg, _, err := resolveNodecontroller(s.settings, s.driver.Name)
+		cfg, err := resolveNodecontroller(s.settings, s.driver.Name)
 		if err != nil {
 			return err
 		}
@@ -69,40 +73,59 @@ var nodecontrollerRole = Role{
 	build: buildNodecontroller,
 }
 
-// nodecontrollerConfig returns the configuration of the role with the origins of its settings, before
-// the name of the driver is applied. A process that serves the driver knows its name.
+// nodecontrollerConfig returns the configuration of the role before the name of the driver is applied. A process that serves the
+// driver knows its name.
 func nodecontrollerConfig(s Settings) nodecontroller.Config {
 	cfg := s.Nodecontroller
-	cfg.Explicit = map[string]nodecontroller.Origin{}
-	for name, origin := range s.Origins(nodecontrollerName) {
-		cfg.Explicit[name] = nodecontroller.Origin(origin)
-	}
-	if served := s.topolvm.driver(); served != "" && cfg.DriverName == "" {
-		cfg.DriverName, cfg.Explicit["driver-name"] = served, nodecontroller.OriginDerived
-	}
+	cfg.DriverName = cmp.Or(cfg.DriverName, s.topolvm.driver())
 	return cfg
 }
 
-// resolveNodecontroller returns the valid configuration of the role for a driver, and all of its settings with
-// their origins.
-func resolveNodecontroller(s Settings, driver string) (nodecontroller.Config, []nodecontroller.Setting, error) {
-	cfg, values, err := nodecontrollerConfig(s).Resolve(driver)
+// completeNodecontroller returns the configuration of the role for a driver, and the names of the flags whose settings follow from
+// its name.
+func completeNodecontroller(s Settings, driver string) (nodecontroller.Config, []string, error) {
+	return nodecontrollerConfig(s).Complete(driver, func(flag string) bool { return s.Origin(nodecontrollerName+"."+flag) != "" })
+}
+
+// resolveNodecontroller returns the valid configuration of the role for a driver.
+func resolveNodecontroller(s Settings, driver string) (nodecontroller.Config, error) {
+	cfg, _, err := completeNodecontroller(s, driver)
 	if err != nil {
-		return cfg, values, err
+		return cfg, err
 	}
 	if err := cfg.Validate(); err != nil {
-		return cfg, values, &UsageError{err}
+		return cfg, &UsageError{err}
 	}
-	return cfg, values, nil
+	return cfg, nil
 }
 
 // nodecontrollerOf returns the configuration of the role for driver; "": its name is unknown.
 func nodecontrollerOf(s Settings, driver string) nodecontroller.Config {
-	c := nodecontrollerConfig(s)
-	if resolved, _, err := c.Resolve(driver); err == nil {
-		return resolved
+	cfg, _, _ := completeNodecontroller(s, driver) // after an error it is incomplete
+	return cfg
+}
+
+// NodecontrollerValues returns every setting of the nodecontroller for a driver, by name.
+func (c Config) NodecontrollerValues(driver string) ([]settings.Value, error) {
+	if _, err := c.ResolveNodecontroller(driver); err != nil {
+		return nil, err
 	}
-	return c
+	cfg, derived, _ := completeNodecontroller(c.Settings, driver) // checked above
+	var values []settings.Value
+	flags := settings.NewFlags(cfg.AddFlags)
+	flags.SortFlags = true
+	flags.VisitAll(func(f *pflag.Flag) {
+		v := settings.Value{Name: f.Name, Value: f.Value.String(),
+			Origin: string(cmp.Or(c.Origin(nodecontrollerName+"."+f.Name), settings.OriginDefault))}
+		if slices.Contains(derived, f.Name) {
+			v.Origin = "derived"
+		}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			v.Value = strings.Join(list.GetSlice(), ", ")
+		}
+		values = append(values, v)
+	})
+	return values, nil
 }
 
 // validateNodecontroller returns every error in the settings of the role that does not depend on the
@@ -150,7 +173,7 @@ func nodecontrollerGrants(s Settings, d csiclient.Driver) []doctor.Grant {
 }
 
 func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (controller, error) {
-	cfg, _, err := resolveNodecontroller(s.settings, s.driver.Name)
+	cfg, err := resolveNodecontroller(s.settings, s.driver.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -6,37 +6,62 @@ package nodecontroller
 import (
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
-// resolved is the configuration that change makes of the defaults, for driver.
-func resolved(t *testing.T, driver string, change func(*Config)) (Config, map[string]Setting) {
+// setting is the value of a flag, and how it came about: default, set or derived.
+type setting struct{ value, origin string }
+
+// values returns the values of the flags of c.
+func values(c Config) map[string]string {
+	all := map[string]string{}
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	c.AddFlags(fs)
+	fs.VisitAll(func(f *pflag.Flag) { all[f.Name] = strings.Trim(f.Value.String(), "[]") })
+	return all
+}
+
+// completed is the configuration that change makes of the defaults, for driver. The named flags, and those whose values
+// differ from the default, count as set.
+func completed(t *testing.T, driver string, change func(*Config), named ...string) (Config, map[string]setting) {
 	t.Helper()
 	c := DefaultConfig()
 	if change != nil {
 		change(&c)
 	}
-	c, settings, err := c.Resolve(driver)
+	defaults, changed := values(DefaultConfig()), values(c)
+	set := func(flag string) bool { return changed[flag] != defaults[flag] || slices.Contains(named, flag) }
+	c, derived, err := c.Complete(driver, set)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	byName := map[string]Setting{}
-	for _, s := range settings {
-		byName[s.Name] = s
+	all := map[string]setting{}
+	for name, value := range values(c) {
+		origin := "default"
+		switch {
+		case slices.Contains(derived, name):
+			origin = "derived"
+		case set(name):
+			origin = "set"
+		}
+		all[name] = setting{value, origin}
 	}
-	return c, byName
+	return c, all
 }
 
 func TestNamesFollowFromTheDriver(t *testing.T) {
-	_, have := resolved(t, "Local.Example.COM", nil)
+	_, have := completed(t, "Local.Example.COM", nil)
 	for name, want := range map[string]string{
 		"node-finalizer":             "local.example.com/node",
 		"pvc-finalizer":              "local.example.com/pvc",
@@ -47,8 +72,8 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 		"leader-election-id":         "nodecontroller-leader-local-example-com",
 		"driver-name":                "Local.Example.COM",
 	} {
-		if got := have[name]; got.Value != want || got.Origin != OriginDerived {
-			t.Errorf("%s: got %q (%s), want %q", name, got.Value, got.Origin, want)
+		if got := have[name]; got.value != want || got.origin != "derived" {
+			t.Errorf("%s: got %q (%s), want %q", name, got.value, got.origin, want)
 		}
 	}
 	for name, want := range map[string]string{
@@ -58,11 +83,11 @@ func TestNamesFollowFromTheDriver(t *testing.T) {
 		"topology-node-key": "", "enable-webhooks": "false",
 		"node-missing-grace": "15m0s", "node-finalizer-timeout": "15m0s", "resize-nudge": "true",
 	} {
-		if got := have[name]; got.Value != want || got.Origin != OriginDefault {
-			t.Errorf("%s: got %q (%s), want %q", name, got.Value, got.Origin, want)
+		if got := have[name]; got.value != want || got.origin != "default" {
+			t.Errorf("%s: got %q (%s), want %q", name, got.value, got.origin, want)
 		}
 	}
-	if got := have["cert-dir"].Value; !filepath.IsAbs(got) || !strings.HasSuffix(got, "k8s-webhook-server/serving-certs") {
+	if got := have["cert-dir"].value; !filepath.IsAbs(got) || !strings.HasSuffix(got, "k8s-webhook-server/serving-certs") {
 		t.Errorf("cert-dir: %q", got)
 	}
 }
@@ -76,7 +101,7 @@ func TestTopolvmFollowsFromTheDriver(t *testing.T) {
 		"node-finalizer-mode":            "remove",
 		"pvc-finalizer":                  "topolvm.io/pvc",
 		"pvc-finalizer-mode":             "strip",
-		"pvc-obsolete-finalizers":        "topolvm.io/pvc, topolvm.cybozu.com/pvc",
+		"pvc-obsolete-finalizers":        "topolvm.io/pvc,topolvm.cybozu.com/pvc",
 		"capacity-resource":              "D/capacity",
 		"capacity-annotation-prefix":     "capacity.D/",
 		"device-class-parameter":         "D/device-class",
@@ -91,9 +116,9 @@ func TestTopolvmFollowsFromTheDriver(t *testing.T) {
 	} {
 		for _, driver := range []string{topolvm.Driver, topolvm.LegacyDriver} {
 			value := strings.ReplaceAll(want, "D", driver)
-			_, have := resolved(t, driver, nil)
-			if got := have[name]; got.Value != value || got.Origin != OriginDerived {
-				t.Errorf("%s of %s: got %q (%s), want %q", name, driver, got.Value, got.Origin, value)
+			_, have := completed(t, driver, nil)
+			if got := have[name]; got.value != value || got.origin != "derived" {
+				t.Errorf("%s of %s: got %q (%s), want %q", name, driver, got.value, got.origin, value)
 			}
 			switch name {
 			case "pvc-finalizer-mode":
@@ -101,16 +126,16 @@ func TestTopolvmFollowsFromTheDriver(t *testing.T) {
 			case "pvc-obsolete-finalizers":
 				value = "topolvm.cybozu.com/pvc"
 			}
-			_, have = resolved(t, driver, enforce)
-			if got := have[name]; got.Value != value || got.Origin != OriginDerived {
-				t.Errorf("%s of %s with enforce: got %q (%s), want %q", name, driver, got.Value, got.Origin, value)
+			_, have = completed(t, driver, enforce)
+			if got := have[name]; got.value != value || got.origin != "derived" {
+				t.Errorf("%s of %s with enforce: got %q (%s), want %q", name, driver, got.value, got.origin, value)
 			}
 		}
 	}
-	if _, have := resolved(t, "TopoLVM.io", nil); have["leader-election-id"].Value != "topolvm" {
+	if _, have := completed(t, "TopoLVM.io", nil); have["leader-election-id"].value != "topolvm" {
 		t.Errorf("another spelling: %+v", have["leader-election-id"])
 	}
-	if _, have := resolved(t, "topolvm.example.com", nil); have["node-cleanup"].Value != "report" {
+	if _, have := completed(t, "topolvm.example.com", nil); have["node-cleanup"].value != "report" {
 		t.Errorf("a driver with a similar name: %+v", have["node-cleanup"])
 	}
 }
@@ -119,7 +144,8 @@ func TestDerivedValuesFitTheirSettings(t *testing.T) {
 	for _, driver := range []string{"d", topolvm.Driver} {
 		for name, value := range derived(driver, "") {
 			c := DefaultConfig()
-			fs := c.flags()
+			fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+			c.AddFlags(fs)
 			if err := fs.Set(name, value); err != nil {
 				t.Fatal(err)
 			}
@@ -137,17 +163,14 @@ func TestDerivedValuesFitTheirSettings(t *testing.T) {
 }
 
 func TestExplicitSettingsWin(t *testing.T) {
-	plain, _ := resolved(t, topolvm.Driver, nil)
-	c, have := resolved(t, topolvm.Driver, func(c *Config) { c.NodeFinalizer = "x.y/z" })
-	if plain.NodeFinalizer = "x.y/z"; !reflect.DeepEqual(c, plain) || have["node-finalizer"].Origin != OriginFlag {
+	plain, _ := completed(t, topolvm.Driver, nil)
+	c, have := completed(t, topolvm.Driver, func(c *Config) { c.NodeFinalizer = "x.y/z" })
+	if plain.NodeFinalizer = "x.y/z"; !reflect.DeepEqual(c, plain) || have["node-finalizer"].origin != "set" {
 		t.Errorf("got %+v, want %+v", c, plain)
 	}
-	c, have = resolved(t, topolvm.Driver, func(c *Config) {
-		c.Explicit = map[string]Origin{"node-cleanup": OriginFile, "pvc-obsolete-finalizers": OriginEnvironment,
-			"pvc-finalizer": OriginFlag}
-	})
-	if c.NodeCleanup != nodecleanup.ModeReport || have["node-cleanup"].Origin != OriginFile {
-		t.Errorf("the default, set explicitly, has become %s (%s)", c.NodeCleanup, have["node-cleanup"].Origin)
+	c, have = completed(t, topolvm.Driver, nil, "node-cleanup", "pvc-obsolete-finalizers", "pvc-finalizer")
+	if c.NodeCleanup != nodecleanup.ModeReport || have["node-cleanup"].origin != "set" {
+		t.Errorf("the default, set explicitly, has become %s (%s)", c.NodeCleanup, have["node-cleanup"].origin)
 	}
 	if len(c.PVCObsoleteFinalizers) != 0 {
 		t.Errorf("the empty list has become %v", c.PVCObsoleteFinalizers)
@@ -155,26 +178,27 @@ func TestExplicitSettingsWin(t *testing.T) {
 	if c.PVCFinalizer != "topolvm.io/pvc" {
 		t.Errorf("a name that was set to nothing is %q", c.PVCFinalizer)
 	}
-	if again, _, err := c.Resolve("topolvm.io"); err != nil || !reflect.DeepEqual(again, c) {
-		t.Errorf("resolving again: %v, %+v, want %+v", err, again, c)
+	set := func(string) bool { return true }
+	if again, _, err := c.Complete("topolvm.io", set); err != nil || !reflect.DeepEqual(again, c) {
+		t.Errorf("completing again: %v, %+v, want %+v", err, again, c)
 	}
 }
 
 func TestSkippingTheFinalizerTurnsTheCleanupOff(t *testing.T) {
 	for _, driver := range []string{"local.example.com", topolvm.Driver} {
-		c, have := resolved(t, driver, func(c *Config) { c.SkipNodeFinalize = true })
-		if c.NodeCleanup != nodecleanup.ModeOff || have["node-cleanup"].Origin != OriginDerived || len(c.DeletingFlags()) > 0 {
-			t.Errorf("%s: %s (%s), deletes by %v", driver, c.NodeCleanup, have["node-cleanup"].Origin, c.DeletingFlags())
+		c, have := completed(t, driver, func(c *Config) { c.SkipNodeFinalize = true })
+		if c.NodeCleanup != nodecleanup.ModeOff || have["node-cleanup"].origin != "derived" || len(c.DeletingFlags()) > 0 {
+			t.Errorf("%s: %s (%s), deletes by %v", driver, c.NodeCleanup, have["node-cleanup"].origin, c.DeletingFlags())
 		}
 	}
 }
 
-func TestWhatResolveRefuses(t *testing.T) {
+func TestWhatCompleteRefuses(t *testing.T) {
 	for driver, want := range map[string]string{
 		"a.example.com": `--driver-name: is "b.example.com", but the driver reports "a.example.com"`,
 		"":              "--driver-name: must be set",
 	} {
-		_, _, err := Config{DriverName: "b.example.com"}.Resolve(driver)
+		_, _, err := Config{DriverName: "b.example.com"}.Complete(driver, func(string) bool { return false })
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want an error with %s", driver, err, want)
 		}
