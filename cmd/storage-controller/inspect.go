@@ -83,16 +83,12 @@ func parseCommandLine(source string, argv []string) (*commandLine, error) {
 	return &commandLine{source: source, roles: roles, use: cmd.Name(), flags: cmd.Flags()}, nil
 }
 
-// loggingFlags are flags that doctor does not take from the process.
-var loggingFlags = []string{"v", "vmodule", "logging-format", "log-flush-frequency", "log-text-split-stream", "log-json-split-stream",
-	"log-text-info-buffer-size", "log-json-info-buffer-size"}
-
-// override sets the flags of l that were given to cmd, and those of logging.
+// override sets the flags of l that were given to cmd, and those of logging, which doctor does not take from the process.
 func (l *commandLine) override(cmd *cobra.Command, own []string) error {
 	var errs []error
-	for _, name := range loggingFlags {
-		errs = append(errs, l.flags.Set(name, cmd.Flags().Lookup(name).Value.String()))
-	}
+	settings.NewFlags(new(settings.Logging).AddFlags).VisitAll(func(f *pflag.Flag) {
+		errs = append(errs, l.flags.Set(f.Name, cmd.Flags().Lookup(f.Name).Value.String()))
+	})
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		if slices.Contains(own, f.Name) {
 			return

@@ -33,18 +33,14 @@ func (l *Livenessprobe) Register(fs *pflag.FlagSet) {
 	fs.Lookup("probe-timeout").Usage = "timeout of Probe, including the connection"
 }
 
-// livenessprobeSettings are the options that livenessprobe has in common with the roles.
-type livenessprobeSettings struct {
-	settings.Set
-	common settings.Common
-}
-
-func newLivenessprobeSettings() *livenessprobeSettings {
-	names := []string{"csi-address", "probe-timeout", "http-endpoint", "metrics-address", "metrics-path", "automaxprocs", "version",
-		"v", "vmodule", "logging-format", "log-flush-frequency", "log-text-split-stream", "log-json-split-stream",
-		"log-text-info-buffer-size", "log-json-info-buffer-size"}
-	s := &livenessprobeSettings{common: settings.DefaultCommon()}
-	own, _ := settings.Split(settings.NewFlags(s.common.AddFlags), func(name string) bool { return slices.Contains(names, name) })
+// newLivenessprobeSettings returns the default settings of livenessprobe. Its options are those that it has in common with the roles.
+func newLivenessprobeSettings() *Settings {
+	names := []string{"csi-address", "probe-timeout", "http-endpoint", "metrics-address", "metrics-path", "automaxprocs", "version"}
+	s := &Settings{Common: settings.DefaultCommon()}
+	logging := settings.NewFlags(s.Common.Logging.AddFlags)
+	own, _ := settings.Split(settings.NewFlags(s.Common.AddFlags), func(name string) bool {
+		return slices.Contains(names, name) || logging.Lookup(name) != nil
+	})
 	s.Groups = []settings.Group{{Flags: own}}
 	return s
 }
@@ -55,12 +51,12 @@ func (l *Livenessprobe) Read(fs *pflag.FlagSet) (settings.Common, error) {
 	if err := s.Load(fs); err != nil {
 		return settings.Common{}, &UsageError{err}
 	}
-	c := s.common
+	c := s.Common
 	if c.HTTPEndpoint == "" {
 		c.HealthBindAddress = net.JoinHostPort("", *l.port)
 	}
 	driver := livenessprobeDriver(c)
-	err := errors.Join(s.common.Validate(false), driver.Validate(), livenessprobeServer(c).Validate())
+	err := errors.Join(s.Common.Validate(false), driver.Validate(), livenessprobeServer(c).Validate())
 	if *l.port != fs.Lookup(healthPort).DefValue && c.HTTPEndpoint != "" {
 		err = errors.Join(err, fmt.Errorf("--%s and --http-endpoint: only one of them may be set", healthPort))
 	}

@@ -115,15 +115,15 @@ func (c Config) NodecontrollerValues(driver string) ([]settings.Value, error) {
 	flags := settings.NewFlags(cfg.AddFlags)
 	flags.SortFlags = true
 	flags.VisitAll(func(f *pflag.Flag) {
-		v := settings.Value{Name: f.Name, Value: f.Value.String(),
-			Origin: string(cmp.Or(c.Origin(nodecontrollerName+"."+f.Name), settings.OriginDefault))}
+		origin := cmp.Or(c.Origin(nodecontrollerName+"."+f.Name), settings.OriginDefault)
 		if slices.Contains(derived, f.Name) {
-			v.Origin = "derived"
+			origin = settings.OriginDerived
 		}
+		text := f.Value.String()
 		if list, ok := f.Value.(pflag.SliceValue); ok {
-			v.Value = strings.Join(list.GetSlice(), ", ")
+			text = strings.Join(list.GetSlice(), ", ")
 		}
-		values = append(values, v)
+		values = append(values, settings.Value{Name: f.Name, Value: text, Origin: string(origin)})
 	})
 	return values, nil
 }

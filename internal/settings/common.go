@@ -110,7 +110,7 @@ func (c *Common) AddFlags(fs *pflag.FlagSet) {
 		"accepted for compatibility: the number of threads always follows the CPU limit of the container")
 	fs.Var(&c.FeatureGates, "feature-gates", gatesUsage())
 	fs.Bool("version", false, "print the version and exit")
-	c.Logging.addFlags(fs)
+	c.Logging.AddFlags(fs)
 	fs.DurationVar(&c.AuditInterval, "audit-interval", c.AuditInterval,
 		"time between two comparisons of ListVolumes with the PersistentVolumes, for metrics and the log; 0 means never")
 	c.addTopolvmFlags(fs)
@@ -169,8 +169,8 @@ func (c *Common) addTopolvmFlags(fs *pflag.FlagSet) {
 		"nodecontroller, and exit")
 }
 
-// addFlags adds the flags of the logs.
-func (l *Logging) addFlags(fs *pflag.FlagSet) {
+// AddFlags adds the flags of the settings to fs. Their defaults are the values in l.
+func (l *Logging) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVarP(&l.Verbosity, "v", "v", l.Verbosity,
 		"verbosity of the logs: 1 one line per reconcile, 2 reasons, 5 CSI calls, 6 and 7 requests to the API server. "+
 			"Higher values mean 7, because request bodies contain secrets")

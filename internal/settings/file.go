@@ -60,7 +60,6 @@ func (s *Set) readFile(fs *pflag.FlagSet) (map[string]any, error) {
 		return nil, fmt.Errorf("configuration %s: %w", path, err)
 	}
 	joinMaps(file)
-	s.moveIntoSections(file)
 	return file, nil
 }
 
@@ -112,43 +111,13 @@ func (s *Set) checkFile(file map[string]any) error {
 	return errors.Join(errs...)
 }
 
-// joinMaps removes the header of file, and replaces maps and lists of pairs by the text that their flag takes: viper
-// would fold the case of the keys.
+// joinMaps replaces maps in file by the text that their flag takes: viper would fold the case of their keys.
 func joinMaps(file map[string]any) {
-	delete(file, "apiVersion")
-	delete(file, "kind")
 	for name, between := range map[string]string{"feature-gates": "=", "leader-election-labels": ":"} {
-		switch values := file[name].(type) {
-		case map[string]any:
+		if values, ok := file[name].(map[string]any); ok {
 			file[name] = joinMap(values, func(k string, v any) string { return fmt.Sprintf("%s%s%v", k, between, v) })
-		case []any:
-			file[name] = strings.Trim(strings.Join(strings.Fields(fmt.Sprint(values)), ","), "[]")
 		}
 	}
-}
-
-// moveIntoSections moves the options of roles from the top of file into the sections. An alias of an option is
-// the name of one that another role has.
-func (s *Set) moveIntoSections(file map[string]any) {
-	moved := map[string]bool{}
-	for _, g := range s.Roles() {
-		values, _ := file[g.Name].(map[string]any)
-		if values == nil {
-			values = map[string]any{}
-		}
-		g.Flags.VisitAll(func(f *pflag.Flag) {
-			moved[f.Name] = true
-			value, ok := file[f.Name]
-			if !ok {
-				value, ok = file[alias(f)]
-			}
-			if _, own := values[f.Name]; ok && !own {
-				values[f.Name] = value
-			}
-		})
-		file[g.Name] = values
-	}
-	maps.DeleteFunc(file, func(name string, _ any) bool { return moved[name] })
 }
 
 // File returns s as a configuration file with the same effect.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -30,7 +31,8 @@ func (s *Set) Load(fs *pflag.FlagSet) error {
 		return fmt.Errorf("reading the configuration: %w", err)
 	}
 	s.origins = map[string]Origin{}
-	var numbers, wrong []error
+	var numbers []error
+	var wrong error
 	for _, g := range s.Groups {
 		var ofGroup []string
 		g.Flags.VisitAll(func(f *pflag.Flag) {
@@ -53,12 +55,8 @@ func (s *Set) Load(fs *pflag.FlagSet) error {
 				s.show(key, value, f)
 			}
 		})
-		switch text := strings.Join(ofGroup, "; "); {
-		case text == "":
-		case g.Name == "":
-			wrong = append(wrong, errors.New(text))
-		default:
-			wrong = append(wrong, fmt.Errorf("%s: %s", g.Name, text))
+		if wrong == nil && len(ofGroup) > 0 { // a wrong value at the top is wrong for every role
+			wrong = errors.New(strings.TrimPrefix(g.Name+": ", ": ") + strings.Join(ofGroup, "; "))
 		}
 	}
 	fs.Visit(func(f *pflag.Flag) {
@@ -66,11 +64,8 @@ func (s *Set) Load(fs *pflag.FlagSet) error {
 			s.NoOps = append(s.NoOps, f.Name)
 		}
 	})
-	if len(numbers) > 0 {
-		return fmt.Errorf("reading the configuration: %w", errors.Join(numbers...))
-	}
-	if len(wrong) > 0 { // a wrong value at the top is wrong for every role
-		return fmt.Errorf("reading the configuration: %w", wrong[0])
+	if err := cmp.Or(errors.Join(numbers...), wrong); err != nil {
+		return fmt.Errorf("reading the configuration: %w", err)
 	}
 	return nil
 }
@@ -91,12 +86,13 @@ func (g Group) find(v *viper.Viper, fs *pflag.FlagSet, f *pflag.Flag) (any, Orig
 	}
 	variables := g.variables(f)
 	_ = v.BindEnv(append([]string{key}, variables...)...) // fails without a key
-	value := v.Get(key)
-	switch {
-	case slices.ContainsFunc(variables, isSet):
-		return value, OriginEnvironment
-	case value != nil:
-		return value, OriginFile
+	if slices.ContainsFunc(variables, func(name string) bool { return os.Getenv(name) != "" }) {
+		return v.Get(key), OriginEnvironment
+	}
+	for _, key := range []string{key, f.Name, alias(f)} { // in the section of the role, then at the top
+		if value := v.Get(key); value != nil {
+			return value, OriginFile
+		}
 	}
 	return nil, ""
 }
@@ -151,12 +147,9 @@ func checkNumber(f *pflag.Flag, value any) error {
 	return nil
 }
 
-// replacer is the value of an option that is a list.
-type replacer interface{ Replace(items []string) error }
-
 // setTo sets f to value, which is a text, a list of texts, or anything else that YAML has.
 func setTo(f *pflag.Flag, value any) error {
-	list, ok := f.Value.(replacer)
+	list, ok := f.Value.(interface{ Replace(items []string) error })
 	if !ok {
 		return setText(f, value)
 	}
@@ -191,9 +184,6 @@ func setText(f *pflag.Flag, value any) error {
 	if err != nil {
 		return err
 	}
-	if _, ok := f.Value.(*Pairs); ok && text == "" { // an empty map in the file
-		return nil
-	}
 	err = f.Value.Set(text)
 	switch kind {
 	case "bool", "int", "uint", "float64": // the error would not contain the value
@@ -225,5 +215,5 @@ func textOf(kind string, value any) (string, error) {
 			return strconv.FormatFloat(v, 'f', -1, 64), nil
 		}
 	}
-	return "", fmt.Errorf("%s, got %v", cmp.Or(wanted[kind], "must be "+kind), value)
+	return "", fmt.Errorf("%s, got %v", wanted[kind], value)
 }

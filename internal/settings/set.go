@@ -7,7 +7,6 @@ package settings
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -26,6 +25,7 @@ const (
 	OriginFlag        Origin = "flag"
 	OriginEnvironment Origin = "environment"
 	OriginFile        Origin = "file"
+	OriginDerived     Origin = "derived" // from the name of the driver
 	OriginDefault     Origin = "default"
 )
 
@@ -182,9 +182,6 @@ func (g Group) variables(f *pflag.Flag) []string {
 	}
 	return names
 }
-
-// isSet reports whether an environment variable has a value.
-func isSet(variable string) bool { return os.Getenv(variable) != "" }
 
 // ofService matches the variables that Kubernetes sets for Services whose names begin with storage-controller.
 var ofService = regexp.MustCompile(`_(SERVICE_(HOST|PORT(_[^=]+)?)|PORT_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)=|_PORT=[a-z]+://`)

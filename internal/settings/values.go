@@ -55,6 +55,12 @@ func (p *Pairs) Set(value string) error {
 	return nil
 }
 
+// Replace sets the pairs.
+func (p *Pairs) Replace(items []string) error {
+	*p = Pairs{}
+	return setEach(p, items)
+}
+
 // Gates is a flag of the form Name=bool,Name=bool. Repeated flags are merged.
 type Gates map[string]bool
 
@@ -82,6 +88,22 @@ func (g *Gates) Set(value string) error {
 		merged[strings.TrimSpace(k)] = on
 	}
 	*g = merged
+	return nil
+}
+
+// Replace sets the gates.
+func (g *Gates) Replace(items []string) error {
+	*g = Gates{}
+	return setEach(g, items)
+}
+
+// setEach sets v to one of items after the other.
+func setEach(v interface{ Set(string) error }, items []string) error {
+	for _, item := range items {
+		if err := v.Set(item); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
