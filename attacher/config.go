@@ -51,8 +51,7 @@ func DefaultConfig() Config {
 
 // AddFlags adds the flags of the settings to fs. Their defaults are the values in c.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "timeout of each CSI call")
-	workloop.AddRetryFlags(fs, &c.RetryIntervalStart, &c.RetryIntervalMax)
+	workloop.AddFlags(fs, &c.Timeout, &c.RetryIntervalStart, &c.RetryIntervalMax)
 	fs.UintVar(&c.WorkerThreads, "worker-threads", c.WorkerThreads,
 		"number of VolumeAttachments, and separately of PersistentVolumes, that are reconciled at the same time")
 	fs.StringVar(&c.DefaultFSType, "default-fstype", c.DefaultFSType, "file system of PersistentVolumes that do not set one")
@@ -66,15 +65,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 
 // Validate returns all errors in c, joined.
 func (c Config) Validate() error {
-	var errs []error
-	positive := func(flag string, d time.Duration) {
-		if d <= 0 {
-			errs = append(errs, fmt.Errorf("--%s: must be positive, got %v", flag, d))
-		}
-	}
-	positive("timeout", c.Timeout)
-	positive("retry-interval-start", c.RetryIntervalStart)
-	positive("retry-interval-max", c.RetryIntervalMax)
+	errs := []error{workloop.ValidateFlags(c.Timeout, c.RetryIntervalStart, c.RetryIntervalMax)}
 	if c.WorkerThreads == 0 {
 		errs = append(errs, fmt.Errorf("--worker-threads: must be positive, got %d", c.WorkerThreads))
 	}

@@ -57,8 +57,7 @@ func DefaultConfig() Config {
 
 // AddFlags adds the flags of the settings to fs. Their defaults are the values in c.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "timeout of each CSI call")
-	workloop.AddRetryFlags(fs, &c.RetryIntervalStart, &c.RetryIntervalMax)
+	workloop.AddFlags(fs, &c.Timeout, &c.RetryIntervalStart, &c.RetryIntervalMax)
 	fs.BoolVar(&c.NodeDeployment, "node-deployment", c.NodeDeployment,
 		"run once per node, for the capacity of that node; requires the environment variable NODE_NAME")
 	fs.BoolVar(&c.Enabled, "enable-capacity", c.Enabled,
@@ -82,16 +81,10 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 
 // Validate returns all errors in c, joined.
 func (c Config) Validate() error {
-	var errs []error
-	positive := func(flag string, d time.Duration) {
-		if d <= 0 {
-			errs = append(errs, fmt.Errorf("--%s: must be positive, got %v", flag, d))
-		}
+	errs := []error{workloop.ValidateFlags(c.Timeout, c.RetryIntervalStart, c.RetryIntervalMax)}
+	if c.PollInterval <= 0 {
+		errs = append(errs, fmt.Errorf("--capacity-poll-interval: must be positive, got %v", c.PollInterval))
 	}
-	positive("timeout", c.Timeout)
-	positive("retry-interval-start", c.RetryIntervalStart)
-	positive("retry-interval-max", c.RetryIntervalMax)
-	positive("capacity-poll-interval", c.PollInterval)
 	if c.Threads == 0 {
 		errs = append(errs, fmt.Errorf("--capacity-threads: must be positive, got %d", c.Threads))
 	}

@@ -73,9 +73,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 			"the nodecontroller as the only role runs without a connection to the driver")
 	fs.IntVar(&c.Workers, "nodecontroller-workers", c.Workers,
 		"number of Nodes, and separately of PersistentVolumes and PersistentVolumeClaims, that are reconciled at the same time")
-	fs.DurationVar(&c.Timeout, "timeout", c.Timeout,
-		"timeout of each request to the API server, or of a read together with the deletion that depends on it")
-	workloop.AddRetryFlags(fs, &c.RetryIntervalStart, &c.RetryIntervalMax)
+	workloop.AddFlags(fs, &c.Timeout, &c.RetryIntervalStart, &c.RetryIntervalMax)
+	fs.Lookup("timeout").Usage = "timeout of each request to the API server, or of a read together with the deletion that depends on it"
 	fs.StringVar(&c.LeaderElectionID, "leader-election-id", c.LeaderElectionID, "name of the Lease of the nodecontroller"+orDerived)
 	c.Settings.AddFlags(fs)
 	fs.Lookup("node-finalizer").Usage += orDerived

@@ -9,10 +9,10 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
@@ -73,20 +73,13 @@ func (c Config) validateModes() error {
 }
 
 func (c Config) validateNumbers() error {
-	var errs []error
-	check := func(ok bool, format string, args ...any) {
-		if !ok {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
+	errs := []error{workloop.ValidateFlags(c.Timeout, c.RetryIntervalStart, c.RetryIntervalMax)}
+	if c.ShutdownDelay < 0 {
+		errs = append(errs, fmt.Errorf("--shutdown-delay: must not be negative, got %v", c.ShutdownDelay))
 	}
-	for flag, d := range map[string]time.Duration{
-		"timeout": c.Timeout, "retry-interval-start": c.RetryIntervalStart, "retry-interval-max": c.RetryIntervalMax,
-	} {
-		check(d > 0, "--%s: must be positive, got %v", flag, d)
+	if c.Workers <= 0 {
+		errs = append(errs, fmt.Errorf("--nodecontroller-workers: must be positive, got %d", c.Workers))
 	}
-	check(c.ShutdownDelay >= 0, "--shutdown-delay: must not be negative, got %v", c.ShutdownDelay)
-	check(c.Workers > 0, "--nodecontroller-workers: must be positive, got %d", c.Workers)
-	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
 }
 

@@ -104,8 +104,7 @@ func DefaultConfig() Config {
 
 // AddFlags adds the flags of the settings to fs. Their defaults are the values in c.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "timeout of each CSI call")
-	workloop.AddRetryFlags(fs, &c.RetryIntervalStart, &c.RetryIntervalMax)
+	workloop.AddFlags(fs, &c.Timeout, &c.RetryIntervalStart, &c.RetryIntervalMax)
 	fs.UintVar(&c.WorkerThreads, "worker-threads", c.WorkerThreads,
 		"number of PersistentVolumeClaims, and separately of PersistentVolumes to delete, that are reconciled at the same time")
 	fs.StringVar(&c.DefaultFSType, "default-fstype", c.DefaultFSType, "file system of volumes whose StorageClass does not set one")
@@ -146,15 +145,7 @@ const uuidCharacters = 32
 
 // Validate reports every invalid field of c.
 func (c Config) Validate() error {
-	var errs []error
-	positive := func(flag string, d time.Duration) {
-		if d <= 0 {
-			errs = append(errs, fmt.Errorf("--%s: must be positive, got %v", flag, d))
-		}
-	}
-	positive("timeout", c.Timeout)
-	positive("retry-interval-start", c.RetryIntervalStart)
-	positive("retry-interval-max", c.RetryIntervalMax)
+	errs := []error{workloop.ValidateFlags(c.Timeout, c.RetryIntervalStart, c.RetryIntervalMax)}
 	if c.WorkerThreads == 0 {
 		errs = append(errs, fmt.Errorf("--worker-threads: must be positive, got %d", c.WorkerThreads))
 	}
@@ -162,6 +153,11 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("--cloning-protection-threads: must be positive, got %d", c.CloningProtectionThreads))
 	}
 	if c.NodeDeployment {
+		positive := func(flag string, d time.Duration) {
+			if d <= 0 {
+				errs = append(errs, fmt.Errorf("--%s: must be positive, got %v", flag, d))
+			}
+		}
 		positive("node-deployment-base-delay", c.NodeDeploymentBaseDelay)
 		positive("node-deployment-max-delay", c.NodeDeploymentMaxDelay)
 		if c.NodeName == "" {

@@ -51,8 +51,7 @@ func DefaultConfig() Config {
 
 // AddFlags adds the flags of the settings to fs. Their defaults are the values in c.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "timeout of each CSI call")
-	workloop.AddRetryFlags(fs, &c.RetryIntervalStart, &c.RetryIntervalMax)
+	workloop.AddFlags(fs, &c.Timeout, &c.RetryIntervalStart, &c.RetryIntervalMax)
 	fs.DurationVar(&c.ResizeTimeout, "resize-timeout", c.ResizeTimeout,
 		"timeout of ControllerExpandVolume; 0 means that of --timeout. --timeout on the command line overrides it")
 	fs.DurationVar(&c.ModifyTimeout, "modify-timeout", c.ModifyTimeout,
@@ -82,22 +81,14 @@ func (c Config) LongestTimeout() time.Duration {
 
 // Validate returns all errors in c, joined.
 func (c Config) Validate() error {
-	var errs []error
-	positive := func(flag string, d time.Duration) {
-		if d <= 0 {
-			errs = append(errs, fmt.Errorf("--%s: must be positive, got %v", flag, d))
-		}
-	}
+	errs := []error{workloop.ValidateFlags(c.Timeout, c.RetryIntervalStart, c.RetryIntervalMax)}
 	notNegative := func(flag string, d time.Duration) {
 		if d < 0 {
 			errs = append(errs, fmt.Errorf("--%s: must not be negative, got %v", flag, d))
 		}
 	}
-	positive("timeout", c.Timeout)
 	notNegative("resize-timeout", c.ResizeTimeout)
 	notNegative("modify-timeout", c.ModifyTimeout)
-	positive("retry-interval-start", c.RetryIntervalStart)
-	positive("retry-interval-max", c.RetryIntervalMax)
 	if c.Workers <= 0 {
 		errs = append(errs, fmt.Errorf("--workers: must be positive, got %d", c.Workers))
 	}

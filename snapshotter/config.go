@@ -60,8 +60,7 @@ func DefaultConfig() Config {
 
 // AddFlags adds the flags of the settings to fs. Their defaults are the values in c.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "timeout of each CSI call")
-	workloop.AddRetryFlags(fs, &c.RetryIntervalStart, &c.RetryIntervalMax)
+	workloop.AddFlags(fs, &c.Timeout, &c.RetryIntervalStart, &c.RetryIntervalMax)
 	fs.UintVar(&c.WorkerThreads, "worker-threads", c.WorkerThreads,
 		"number of VolumeSnapshotContents, and separately of VolumeGroupSnapshotContents, that are reconciled at the same time")
 	fs.DurationVar(&c.ResyncPeriod, "resync-period", c.ResyncPeriod,
@@ -85,18 +84,10 @@ const uuidCharacters = 32
 
 // Validate returns all errors in c, joined.
 func (c Config) Validate() error {
-	var errs []error
+	errs := []error{workloop.ValidateFlags(c.Timeout, c.RetryIntervalStart, c.RetryIntervalMax)}
 	fail := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--"+flag+": "+format, args...))
 	}
-	positive := func(flag string, d time.Duration) {
-		if d <= 0 {
-			fail(flag, "must be positive, got %v", d)
-		}
-	}
-	positive("timeout", c.Timeout)
-	positive("retry-interval-start", c.RetryIntervalStart)
-	positive("retry-interval-max", c.RetryIntervalMax)
 	if c.ResyncPeriod < 0 {
 		fail("resync-period", "must not be negative, got %v", c.ResyncPeriod)
 	}

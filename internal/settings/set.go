@@ -108,17 +108,6 @@ type Set struct {
 // a role is ROLE.OPTION.
 func (s Set) Origin(key string) Origin { return s.origins[key] }
 
-// Origins returns the source of each option of a role that was set.
-func (s Set) Origins(role string) map[string]Origin {
-	mine := map[string]Origin{}
-	for key, origin := range s.origins {
-		if name, ok := strings.CutPrefix(key, role+"."); ok {
-			mine[name] = origin
-		}
-	}
-	return mine
-}
-
 // OfOthers returns the options of roles that were set, by their keys, for roles other than chosen. Options
 // that a chosen role has under the same name, or the name of their alias, are left out.
 func (s Set) OfOthers(chosen []string) map[string]Origin {
@@ -233,14 +222,14 @@ func Register(fs *pflag.FlagSet, options func() Set) {
 // registerOfRole adds the flag f of a role, its prefixed flag, and the flag of its alias.
 func (s Set) registerOfRole(fs *pflag.FlagSet, role string, f, prefixed, other *pflag.Flag) {
 	name := f.Name
-	sharing := s.with(name)
+	sharing, differ := s.sharing(name)
 	known := fs.Lookup(name) != nil
 	switch {
 	case len(sharing) == 1 || !s.Prefixed && !known:
 		fs.AddFlag(f)
 	case !known:
 		f.Usage = fmt.Sprintf("%s (sets all of %s)", f.Usage, strings.Join(sharing, ", "))
-		if s.defaultsDiffer(name) {
+		if differ {
 			f.DefValue = "0" // hidden in the help: the prefixed flags show the default of each role
 		}
 		fs.AddFlag(f)
@@ -250,32 +239,27 @@ func (s Set) registerOfRole(fs *pflag.FlagSet, role string, f, prefixed, other *
 		prefixed.Hidden = len(sharing) == 1 && alias(f) == "" // an alias, which would double the length of the help
 		fs.AddFlag(prefixed)
 	}
-	if a := alias(f); a != "" && len(s.with(a)) == 1 { // else the option of another role has that name
+	a := alias(f)
+	if roles, _ := s.sharing(a); a != "" && len(roles) == 1 { // else the option of another role has that name
 		other.Name, other.Usage = a, "another name of --"+name
 		fs.AddFlag(other)
 	}
 }
 
-// with returns the names of the roles of the command that have an option of that name or alias.
-func (s Set) with(option string) []string {
-	var names []string
-	for _, g := range s.Roles() {
-		if !g.Unused && g.has(option) {
-			names = append(names, g.Name)
-		}
-	}
-	return names
-}
-
-// defaultsDiffer reports whether roles of the command have different defaults for an option.
-func (s Set) defaultsDiffer(option string) bool {
+// sharing returns the roles of the command that have an option of that name or alias. differ reports that the options of that name
+// have different defaults.
+func (s Set) sharing(option string) (roles []string, differ bool) {
 	defaults := map[string]bool{}
 	for _, g := range s.Roles() {
-		if f := g.Flags.Lookup(option); f != nil && !g.Unused {
+		if g.Unused || !g.has(option) {
+			continue
+		}
+		roles = append(roles, g.Name)
+		if f := g.Flags.Lookup(option); f != nil {
 			defaults[f.Value.String()] = true
 		}
 	}
-	return len(defaults) > 1
+	return roles, len(defaults) > 1
 }
 
 // NormalizeFlag accepts underscores in the name of a flag, as old manifests have them.

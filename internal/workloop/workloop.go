@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -50,12 +49,6 @@ type Config struct {
 	WaitReady func(ctx context.Context) error
 	// GracePeriod bounds running calls of sync after [ErrDrain]. Zero cancels them immediately.
 	GracePeriod time.Duration
-}
-
-// AddRetryFlags adds the flags of the retry intervals of a configuration to fs. Their defaults are the values in the configuration.
-func AddRetryFlags(fs *pflag.FlagSet, start, longest *time.Duration) {
-	fs.DurationVar(start, "retry-interval-start", *start, "first delay after a failure; doubles with each further failure")
-	fs.DurationVar(longest, "retry-interval-max", *longest, "longest delay after a failure")
 }
 
 // Loop is a queue of keys with workers. Adding a waiting key again has no effect, and two workers
