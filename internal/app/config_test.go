@@ -42,6 +42,7 @@ func TestListsOfFlags(t *testing.T) {
 	s := configOf(t, alone, "--pvc-obsolete-finalizers=a/b,c/d")
 	want(nodecontrollerConfig(s.Settings).PVCObsoleteFinalizers, "a/b", "c/d")
 	want(nodecontrollerConfig(configOf(t, alone, "--pvc-obsolete-finalizers=").Settings).PVCObsoleteFinalizers)
+	want(configOf(t, All, "--controllers=a,,b").Common.Controllers, "a", "", "b") // so that Validate refuses the empty name
 	want(provisionerConfig(configOf(t, Provision, "--secret-namespaces=a,b").Settings).SecretNamespaces, "a", "b")
 }
 

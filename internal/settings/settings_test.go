@@ -54,6 +54,7 @@ func TestSettings(t *testing.T) {
 		"flag of all beats a section":          {"attacher:\n  timeout: 2s", nil, []string{"--timeout=5s"}, got{"5s", "5s"}},
 		"an empty environment is not set":      {"timeout: 1s", map[string]string{"TIMEOUT": ""}, nil, got{"1s", "1s"}},
 		"a section without options is no harm": {"attacher:\n", nil, nil, got{"15s", "15s"}},
+		"a key without a value is not set":     {"timeout: 1s\nattacher: {timeout: }", nil, nil, got{"1s", "1s"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -81,6 +82,13 @@ func TestSettings(t *testing.T) {
 		if s.Common.FeatureGates.Enabled("Topology") || s.Common.LeaseLabels["Team"] != "Storage" || s.Provisioner.WorkerThreads != 7 ||
 			s.Attacher.WorkerThreads != 7 || s.Common.Logging.Verbosity != 3 || len(s.Common.Controllers) != 1 {
 			t.Errorf("%+v", s)
+		}
+	})
+	t.Run("lists of pairs", func(t *testing.T) {
+		write("feature-gates: [Topology=false, AllAlpha=true]\nleader-election-labels: ['a:b']")
+		s, err := read("--config=" + file)
+		if g := s.Common.FeatureGates; err != nil || len(g) != 2 || g.Enabled("Topology") || s.Common.LeaseLabels["a"] != "b" {
+			t.Errorf("%v: %+v", err, s.Common)
 		}
 	})
 	t.Run("numbers and texts that flags accept, too", func(t *testing.T) {
@@ -170,6 +178,10 @@ func TestSettings(t *testing.T) {
 		"boolean that is a number":          {"strict-topology: 15", "'strict-topology' must be true or false, got 15"},
 		"number that is a boolean":          {"worker-threads: true", "'worker-threads' must be a whole number, got true"},
 		"number beyond its type":            {"worker-threads: 18446744073709551617", "must be at most 10000, got 18446744073709551616"},
+		"negative number of threads":        {"worker-threads: -1", "provisioner.worker-threads: must be at least 0, got -1"},
+		"list that is a number":             {"workers: [1]", "'workers' must be a whole number, got [1]"},
+		"map that is a duration":            {"timeout: {a: b}", "'timeout' needs a unit, such as 30s, got map[a:b]"},
+		"text that is no number":            {"kube-api-qps: x", "'kube-api-qps' must be a number, got \"x\""},
 		"number of threads":                 {"worker-threads: 2000000000", "provisioner.worker-threads: must be at most 10000, got 2"},
 		"negative number beyond its type":   {"kube-api-burst: -18446744073709551617", "must be at least -2147483647, got -18"},
 		"number with a fraction":            {"node-cleanup-min-nodes: 0.5", "must be a whole number, got 0.5"},

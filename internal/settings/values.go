@@ -19,7 +19,10 @@ func (n *Names) Type() string { return "string" }
 func (n *Names) String() string { return strings.Join(*n, ",") }
 
 func (n *Names) Set(value string) error {
-	*n = strings.FieldsFunc(value, func(r rune) bool { return r == ',' })
+	*n = Names{}
+	if value != "" {
+		*n = strings.Split(value, ",")
+	}
 	return nil
 }
 
