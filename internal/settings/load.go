@@ -149,36 +149,20 @@ func checkNumber(f *pflag.Flag, value any) error {
 
 // setTo sets f to value, which is a text, a list of texts, or anything else that YAML has.
 func setTo(f *pflag.Flag, value any) error {
-	list, ok := f.Value.(interface{ Replace(items []string) error })
-	if !ok {
-		return setText(f, value)
-	}
-	switch v := value.(type) {
-	case []string:
-		return list.Replace(v)
-	case string:
-		if v == "" {
-			return list.Replace([]string{})
-		}
-		return list.Replace(strings.Split(v, ","))
-	}
-	items, ok := value.([]any)
-	if !ok {
-		items = []any{value}
-	}
-	texts := []string{}
-	for _, item := range items {
-		text, err := textOf("string", item)
+	switch v := f.Value.(type) {
+	case pflag.SliceValue:
+		texts, err := textsOf(value)
 		if err != nil {
 			return err
 		}
-		texts = append(texts, text)
+		return v.Replace(texts)
+	case *Names, *Gates, *Pairs:
+		texts, err := textsOf(value)
+		if _, pairs := v.(*Pairs); err != nil || pairs && len(texts) == 0 { // the flag needs a pair
+			return err
+		}
+		return v.Set(strings.Join(texts, ","))
 	}
-	return list.Replace(texts)
-}
-
-// setText sets f, which is no list.
-func setText(f *pflag.Flag, value any) error {
 	kind := f.Value.Type()
 	text, err := textOf(kind, value)
 	if err != nil {
@@ -192,6 +176,33 @@ func setText(f *pflag.Flag, value any) error {
 		}
 	}
 	return err
+}
+
+// textsOf returns value as the texts for a list. A text has them separated by commas.
+func textsOf(value any) ([]string, error) {
+	var items []any
+	switch v := value.(type) {
+	case []string:
+		return v, nil
+	case []any:
+		items = v
+	case string:
+		if v == "" {
+			return []string{}, nil
+		}
+		return strings.Split(v, ","), nil
+	default:
+		items = []any{value}
+	}
+	texts := []string{}
+	for _, item := range items {
+		text, err := textOf("string", item)
+		if err != nil {
+			return nil, err
+		}
+		texts = append(texts, text)
+	}
+	return texts, nil
 }
 
 // wanted describes the values of each type of flags.

@@ -26,12 +26,6 @@ func (n *Names) Set(value string) error {
 	return nil
 }
 
-// Replace sets the names.
-func (n *Names) Replace(names []string) error {
-	*n = names
-	return nil
-}
-
 // Pairs is a flag of the form k:v,k:v. Repeated flags are merged.
 type Pairs map[string]string
 
@@ -56,12 +50,6 @@ func (p *Pairs) Set(value string) error {
 	}
 	*p = merged
 	return nil
-}
-
-// Replace sets the pairs.
-func (p *Pairs) Replace(items []string) error {
-	*p = Pairs{}
-	return setEach(p, items)
 }
 
 // Gates is a flag of the form Name=bool,Name=bool. Repeated flags are merged.
@@ -91,22 +79,6 @@ func (g *Gates) Set(value string) error {
 		merged[strings.TrimSpace(k)] = on
 	}
 	*g = merged
-	return nil
-}
-
-// Replace sets the gates.
-func (g *Gates) Replace(items []string) error {
-	*g = Gates{}
-	return setEach(g, items)
-}
-
-// setEach sets v to one of items after the other.
-func setEach(v interface{ Set(string) error }, items []string) error {
-	for _, item := range items {
-		if err := v.Set(item); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
