@@ -46,6 +46,13 @@ func TestListsOfFlags(t *testing.T) {
 	want(provisionerConfig(configOf(t, Provision, "--secret-namespaces=a,b").Settings).SecretNamespaces, "a", "b")
 }
 
+// TestNoSocketOfADriver: a command that serves the driver must not serve it at the default of --csi-address, which it does not have.
+func TestNoSocketOfADriver(t *testing.T) {
+	if address := configOf(t, Topolvm(false), "--csi-socket=").DriverConfig().Address; address != "" {
+		t.Errorf("without --csi-socket the address is %q", address)
+	}
+}
+
 func TestDefaultsOfTheCommands(t *testing.T) {
 	alone, all := configOf(t, Nodecontroller), configOf(t, All)
 	if !alone.Common.LeaderElection || alone.Common.RetryPeriod != 2*time.Second || !nodecontrollerConfig(alone.Settings).ResizeNudge {

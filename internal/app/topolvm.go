@@ -40,6 +40,7 @@ func Topolvm(replacing bool) Selection {
 	legacy := os.Getenv(LegacyVariable) != ""
 	defaults := func(s *Settings) {
 		c := &s.Common
+		c.CSIAddress = "" // the command has no such option
 		c.CSISocket, c.MetricsBindAddress, c.HealthBindAddress = "/run/topolvm/csi-topolvm.sock", ":8080", ":8081"
 		c.LeaderElection = true
 		s.Provisioner.ProvisioningProtection, s.Provisioner.ExtraCreateMetadata = provisioner.ProtectionAlways, true

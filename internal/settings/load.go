@@ -74,7 +74,7 @@ func (s *Set) Load(fs *pflag.FlagSet) error {
 // the option was not set.
 func (g Group) find(v *viper.Viper, fs *pflag.FlagSet, f *pflag.Flag) (any, Origin) {
 	key := g.key(f.Name)
-	if g.Name == "" && g.Unused { // the command may refuse it, so that the variables of another container are no error
+	if g.Name == "" && g.Unused { // only the file sets it: the variable may be for another container, with another command
 		return v.Get(key), ""
 	}
 	if !g.Unused {

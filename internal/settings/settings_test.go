@@ -221,3 +221,55 @@ func TestSettings(t *testing.T) {
 		}
 	})
 }
+
+// TestEverySourceSetsEveryOption: flag, environment and file have the same effect.
+func TestEverySourceSetsEveryOption(t *testing.T) {
+	samples := map[string]string{"int": "7", "uint": "7", "float64": "0.25", "string": "x", "stringSlice": "a,b", "duration": "7m0s",
+		"key:value,...": "a:b", "Name=bool,...": "Topology=false"}
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	read := func(args ...string) app.Settings {
+		t.Helper()
+		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+		app.All.Register(fs)
+		if err := fs.Parse(args); err != nil {
+			t.Fatal(err)
+		}
+		c, err := app.All.Read(fs, "test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Settings
+	}
+	check := func(s app.Settings, group int, option, want string, origin settings.Origin) {
+		t.Helper()
+		g := s.Groups[group]
+		key := strings.TrimPrefix(g.Name+"."+option, ".")
+		if have := strings.Trim(g.Flags.Lookup(option).Value.String(), "[]"); have != want || s.Origin(key) != origin {
+			t.Errorf("%s from %s: got %q from %q, want %q", key, origin, have, s.Origin(key), want)
+		}
+	}
+	for i, g := range app.All.Options().Groups {
+		if g.Unused {
+			continue
+		}
+		g.Flags.VisitAll(func(f *pflag.Flag) {
+			want := samples[f.Value.Type()]
+			if f.Value.Type() == "bool" {
+				want = fmt.Sprint(f.DefValue != "true")
+			}
+			if f.Name == "config" || f.Name == "version" || f.Name == "print-config" {
+				return
+			}
+			check(read("--"+f.Name+"="+want), i, f.Name, want, settings.OriginFlag)
+			variable := settings.EnvPrefix + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+			os.Setenv(variable, want)
+			check(read(), i, f.Name, want, settings.OriginEnvironment)
+			os.Unsetenv(variable)
+			const header = "apiVersion: config.storage-controller.io/v1alpha1\nkind: StorageControllerConfiguration\n"
+			if err := os.WriteFile(file, []byte(header+f.Name+": "+want+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			check(read("--config="+file), i, f.Name, want, settings.OriginFile)
+		})
+	}
+}
