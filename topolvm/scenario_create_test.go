@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -401,6 +402,22 @@ var createScenarios = []scenario{
 			t.Errorf("got %v, want that of %v", v, lv)
 		}
 		f.sentOnce(t, createLV)
+	}},
+	{"036_request_without_a_response", func(t *testing.T) {
+		var ahead atomic.Int64
+		f := start(t, clocked(func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }))
+		f.requests.intercept(func(r request) int { return map[string]int{http.MethodPost: http.StatusGatewayTimeout}[r.verb] })
+		_, err := f.create("v", f.on("a"))
+		f.fails(err, codes.Unavailable, "v")
+		f.requests.intercept(nil)
+		f.deleteNode("a")
+		_, err = f.create("v", f.on("a"))
+		f.fails(err, codes.Aborted, "v", "had no response", "the Node is being deleted")
+		_, err = f.create("another", f.on("a"))
+		f.fails(err, codes.ResourceExhausted)
+		ahead.Store(int64(3 * time.Minute))
+		_, err = f.create("v", f.on("a"))
+		f.fails(err, codes.ResourceExhausted)
 	}},
 	{"037_concurrent", func(t *testing.T) {
 		f := start(t)
