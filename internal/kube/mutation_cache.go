@@ -87,14 +87,6 @@ func (o *MutationCache[T]) ByIndex(index, value string) []T {
 	return found
 }
 
-// Written returns the own writes that the informer lacks.
-func (o *MutationCache[T]) Written() []T {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.prune()
-	return slices.Collect(maps.Values(o.written))
-}
-
 // Observe stores obj as returned by the API server from a write or a live read. An object with a
 // deletionTimestamp and without finalizers counts as deleted.
 func (o *MutationCache[T]) Observe(obj T) {
