@@ -86,7 +86,7 @@ func (l *loop) readContent(ctx context.Context, s state, step step, r *reads) (e
 	}
 	switch {
 	case err == nil:
-		r.read = read
+		r.read, r.ofOrphan = read, s.orphan
 		return nil
 	case step.report == doReportDeletion:
 		return l.reportDeletion(ctx, c, deletionError(c, fmt.Errorf("reading the content: %w", err)))

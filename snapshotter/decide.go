@@ -49,6 +49,7 @@ type state struct {
 // reads holds what earlier steps of the same sync read from the API server.
 type reads struct {
 	read      election.Moment // of the content; zero: not read
+	ofOrphan  bool            // that read was of a content that the cache lacks
 	secret    bool
 	secrets   map[string]string
 	noSecret  error // NotFound, of a deletion
