@@ -39,6 +39,7 @@ func resourceOf(lv *LogicalVolume) nodecleanup.Resource {
 	return nodecleanup.Resource{
 		Name: lv.Name, Node: lv.Spec.NodeName, Handle: cmp.Or(lv.Status.VolumeID, string(lv.UID)),
 		Claim: lv.Claim(), ClaimUID: types.UID(claimUID(lv.Name)), Version: lv.ResourceVersion, UID: lv.UID, Deleting: lv.terminating(),
+		Snapshot: lv.IsSnapshot(),
 	}
 }
 

@@ -108,6 +108,7 @@ var rules = []rule{
 	{"record", CheckScope, checkRecord},
 	{"bound", CheckPolicy, checkBound},
 	{"retain", CheckPolicy, checkRetain},
+	{"snapshot", CheckPolicy, checkSnapshot},
 	{"provisioned", CheckPolicy, checkProvisioned},
 	{"key", CheckAbsence, checkKey},
 	{"unlabelled", CheckAbsence, checkUnlabelled},
@@ -261,6 +262,13 @@ func checkRetain(s Settings, f facts, refuse refuse) {
 	kept := f.Kind == KindClaim && policy == corev1.PersistentVolumeReclaimRetain && s.NodeCleanupRetain == RetainClaim
 	if policy != corev1.PersistentVolumeReclaimDelete && !kept {
 		refuse(never, "Retain", "its reclaim policy is %s", policy)
+	}
+}
+
+// checkSnapshot: a Node that returns has its snapshots.
+func checkSnapshot(_ Settings, f facts, refuse refuse) {
+	if res := f.Item.Resource; f.Kind == KindResource && res.Snapshot && !res.Deleting {
+		refuse(never, "Snapshot", "it is a snapshot. Delete its VolumeSnapshot if it is not needed")
 	}
 }
 

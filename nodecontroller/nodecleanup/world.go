@@ -67,6 +67,7 @@ type Resource struct {
 	Version  string    // resourceVersion
 	UID      types.UID
 	Deleting bool
+	Snapshot bool // its deletion is up to the object of the snapshot
 }
 
 // objects are what a pass reads, from caches and lists. Nothing of it is modified.
@@ -456,14 +457,8 @@ func readItem(ctx context.Context, s Settings, src reader, key, volume string) (
 			class = cmp.Or(class, storagehelpers.GetPersistentVolumeClaimClass(it.Claim))
 		}
 	}
-	if class != "" {
-		c, err := src.class(ctx, class)
-		if err != nil {
-			return it, err
-		}
-		if c != nil {
-			it.Owners["StorageClass"] = c
-		}
+	if err = it.readClass(ctx, src, class); err != nil {
+		return it, err
 	}
 	it.Attachments, err = src.attachments(ctx, volume)
 	return it, err
@@ -510,19 +505,30 @@ func (it *item) readClaim(ctx context.Context, src reader, key string) error {
 	return nil
 }
 
-// readRequest reads the claim of a custom resource without a volume, if a running CreateVolume may still give it that volume, or one has
-// since the list of volumes. A resource that is being deleted gets none.
+// readRequest reads what decides about a custom resource without a volume: the claim that it was created for, with its Namespace and
+// StorageClass. While the claim is not bound, a CreateVolume may give it that volume. A resource that is being deleted gets none.
 func (it *item) readRequest(ctx context.Context, src reader) error {
 	res := it.Resource
 	namespace, name, _ := strings.Cut(res.Claim, "/")
 	if res.Deleting || !namesClaim(&corev1.ObjectReference{Namespace: namespace, Name: name}) {
 		return nil
 	}
+	ns, err := src.namespace(ctx, namespace)
+	if err != nil {
+		return err
+	}
+	if ns != nil {
+		it.Owners["Namespace"] = ns
+	}
 	claim, err := src.claim(ctx, namespace, name)
 	if err != nil || claim == nil || res.ClaimUID != "" && claim.UID != res.ClaimUID {
 		return err
 	}
-	waits := slices.Contains(claim.Finalizers, kube.ProvisioningFinalizer)
+	it.Owners["PersistentVolumeClaim"] = claim
+	if err := it.readClass(ctx, src, storagehelpers.GetPersistentVolumeClaimClass(claim)); err != nil {
+		return err
+	}
+	waits := true
 	if claim.Spec.VolumeName != "" {
 		pv, err := src.volume(ctx, claim.Spec.VolumeName)
 		if err != nil {
@@ -534,6 +540,18 @@ func (it *item) readRequest(ctx context.Context, src reader) error {
 		it.Claim = claim
 	}
 	return nil
+}
+
+// readClass reads the StorageClass, unless its name is empty.
+func (it *item) readClass(ctx context.Context, src reader, name string) error {
+	if name == "" {
+		return nil
+	}
+	class, err := src.class(ctx, name)
+	if class != nil {
+		it.Owners["StorageClass"] = class
+	}
+	return err
 }
 
 // reread reads an item again, with the custom resource, if it is one. seen is the item of the plan.
@@ -554,7 +572,10 @@ func reread(ctx context.Context, s Settings, src uncachedReader, key string, see
 	if err != nil || res == nil || res.UID != seen.Resource.UID || res.Node != seen.Resource.Node || res.Handle != seen.Resource.Handle {
 		return item{}, err
 	}
-	it.Resource, it.Values = res, sorted(it.Values, seen.Values)
+	it.Resource = res
+	if it.Volume == nil || len(it.Values) > 0 { // else its volume belongs to no node any more
+		it.Values = sorted(it.Values, seen.Values)
+	}
 	if it.Volume == nil {
 		err = it.readRequest(ctx, src)
 	}
