@@ -162,9 +162,23 @@ func (p *pod) snapshot(pv *corev1.PersistentVolume) {
 	})
 }
 
-// clean deletes a node, and waits until it and its LogicalVolumes are deleted, and the deletion of its claim was requested.
+// clean deletes a node, and waits until it and its LogicalVolumes except for snapshots are deleted, and the deletion of its claim was
+// requested.
 func (p *pod) clean(node *topolvmtest.Node, claim *corev1.PersistentVolumeClaim) {
 	p.t.Helper()
+	names := func(keep func(topolvm.LogicalVolume) bool) (names []string) {
+		lvs, err := p.lvs.List(p.t.Context(), metav1.ListOptions{})
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		for _, lv := range lvs.Items {
+			if lv.Spec.NodeName == node.Name() && keep(lv) {
+				names = append(names, lv.Name)
+			}
+		}
+		return names
+	}
+	kept := names(func(lv topolvm.LogicalVolume) bool { return lv.IsSnapshot() })
 	if err := p.client.CoreV1().Nodes().Delete(p.t.Context(), node.Name(), metav1.DeleteOptions{}); err != nil {
 		p.t.Fatal(err)
 	}
@@ -175,10 +189,9 @@ func (p *pod) clean(node *topolvmtest.Node, claim *corev1.PersistentVolumeClaim)
 		if !apierrors.IsNotFound(errNode) || !isDeleted {
 			return errors.Join(errNode, errClaim, errors.New("the node or the claim exists"))
 		}
-		lvs, err := p.lvs.List(ctx, metav1.ListOptions{})
-		if err == nil && slices.ContainsFunc(lvs.Items, func(lv topolvm.LogicalVolume) bool { return lv.Spec.NodeName == node.Name() }) {
-			err = errors.New("LogicalVolumes of the node exist")
+		if got := names(func(topolvm.LogicalVolume) bool { return true }); !slices.Equal(got, kept) {
+			return fmt.Errorf("the node has the LogicalVolumes %q, want %q", got, kept)
 		}
-		return err
+		return nil
 	})
 }

@@ -226,7 +226,7 @@ func (c *Cluster) LVMVolumes() []LVMVolume {
 }
 
 // KeepsLogicalVolume reports whether the node controller has to keep a LogicalVolume on a lost node: an owner forbids the cleanup, or it is
-// a snapshot. What is being deleted has the owner of its node only.
+// a snapshot. Of one that is being deleted, only the owner of the node counts.
 func (c *Cluster) KeepsLogicalVolume(name string) bool {
 	if !c.features.Topolvm {
 		return false
@@ -236,7 +236,11 @@ func (c *Cluster) KeepsLogicalVolume(name string) bool {
 }
 
 func (c *Cluster) keeps(s state, lv *topolvm.LogicalVolume) bool {
-	if c.optedOutNode(lv.Spec.NodeName) || lv.DeletionTimestamp != nil {
+	node := c.Node(lv.Spec.NodeName)
+	switch {
+	case node != nil && node.DeletionTimestamp == nil:
+		return false
+	case c.optedOutNode(lv.Spec.NodeName) || lv.DeletionTimestamp != nil:
 		return c.optedOutNode(lv.Spec.NodeName)
 	}
 	for _, claim := range s.claims {
