@@ -16,8 +16,8 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/settings"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
@@ -231,7 +231,7 @@ func configOf(args []string) (app.Config, error) {
 }
 
 // grantsOf returns the permissions that doctor would check for a command line.
-func grantsOf(args []string, d migrate.Driver) []migrate.Grant {
+func grantsOf(args []string, d migrate.Driver) []rbac.Grant {
 	c, err := configOf(args)
 	if err != nil {
 		return nil // acceptable reports it
@@ -239,20 +239,11 @@ func grantsOf(args []string, d migrate.Driver) []migrate.Grant {
 	driver := csiclient.Driver{Name: c.DriverName(), Plugin: csiclient.PluginCapabilities{VolumeAccessibilityConstraints: d.Topology}}
 	driver.Controller.PublishUnpublishVolume, driver.Controller.ExpandVolume = d.Attach, d.Expand
 	driver.Controller.CreateDeleteSnapshot, driver.Controller.ModifyVolume = d.Snapshot, d.Modify
-	var grants []migrate.Grant
-	for _, g := range c.Plan(driver, false).Grants {
-		grant := migrate.Grant{Name: g.File}
-		if g.Namespace == c.Common.LeaseNamespace {
-			grant.Namespace = g.Namespace
+	grants := c.Plan(driver, false).Grants
+	for i, g := range grants {
+		if g.Namespace != c.Common.LeaseNamespace {
+			grants[i].Namespace = "" // of the pod
 		}
-		rules := g.Rules
-		if rules == nil {
-			rules = doctor.Rules(g.File)
-		}
-		for _, r := range rules {
-			grant.Rules = append(grant.Rules, migrate.Rule(r))
-		}
-		grants = append(grants, grant)
 	}
 	return grants
 }

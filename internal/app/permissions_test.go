@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/metrics"
 )
@@ -108,9 +109,7 @@ func memberOf(t *terms, name string) *member {
 // grantFile gives user the rules of a directory of deploy/rbac.
 func grantFile(t *testing.T, cp *kubetest.ControlPlane, user, file string) {
 	t.Helper()
-	var rules []rbacv1.PolicyRule
-	for _, r := range doctor.Rules(file) {
-		rules = append(rules, rbacv1.PolicyRule{APIGroups: r.Groups, Resources: r.Resources, Verbs: r.Verbs})
-	}
-	grant(t, cp.Client(), user+"-"+file, rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}, rules...)
+	rules := rbac.Of(file)
+	subject := rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}
+	grant(t, cp.Client(), user+"-"+file, subject, slices.Concat(rules.Cluster, rules.Namespaced)...)
 }

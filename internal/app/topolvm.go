@@ -15,12 +15,14 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/nodecontroller"
@@ -210,13 +212,15 @@ func (c serviceConfig) served() csiclient.Driver {
 }
 
 // serviceGrant returns the permissions of a command that serves driver.
-func serviceGrant(driver string) doctor.Grant {
+func serviceGrant(driver string) rbac.Grant {
 	other := topolvm.LegacyDriver
 	if driver == other {
 		other = topolvm.Driver
 	}
-	ofOther := func(r doctor.Rule) bool { return slices.Contains(r.Groups, other) }
-	return doctor.Grant{File: topolvmName, Rules: slices.DeleteFunc(slices.Clone(doctor.Rules(topolvmName)), ofOther)}
+	ofOther := func(r rbacv1.PolicyRule) bool { return slices.Contains(r.APIGroups, other) }
+	grant := rbac.Grant{File: topolvmName, Rules: rbac.Of(topolvmName)}
+	grant.Rules.Cluster = slices.DeleteFunc(slices.Clone(grant.Rules.Cluster), ofOther)
+	return grant
 }
 
 // serviceAPI returns the kind without which a command cannot serve driver.

@@ -7,6 +7,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/storage-controller/storage-controller/internal/rbac"
 )
 
 // tables returns a copy of the flags of the program, so that this package can be tested without
@@ -81,19 +85,18 @@ func flagsOf(lists ...[]string) []Flag {
 }
 
 // testGrants returns a few permissions of the provisioner.
-func testGrants(args []string, d Driver) []Grant {
-	grants := []Grant{{Name: "provisioner", Rules: []Rule{
-		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "patch"}},
-	}}}
+func testGrants(args []string, d Driver) []rbac.Grant {
+	rule := func(group, resource string, verbs ...string) []rbacv1.PolicyRule {
+		return []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}}
+	}
+	grants := []rbac.Grant{{File: "provisioner", Rules: rbac.Rules{Cluster: rule("", "persistentvolumeclaims", "get", "patch")}}}
 	if slices.Contains(args, "--leader-election") {
-		grants = append(grants, Grant{Name: "provisioner-leader-election", Rules: []Rule{
-			{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get"}},
-		}})
+		grants = append(grants, rbac.Grant{File: "provisioner-leader-election",
+			Rules: rbac.Rules{Namespaced: rule("coordination.k8s.io", "leases", "get")}})
 	}
 	if d.Snapshot {
-		grants = append(grants, Grant{Name: "provisioner-snapshots", Rules: []Rule{
-			{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshots"}, Verbs: []string{"watch"}},
-		}})
+		grants = append(grants, rbac.Grant{File: "provisioner-snapshots",
+			Rules: rbac.Rules{Cluster: rule("snapshot.storage.k8s.io", "volumesnapshots", "watch")}})
 	}
 	return grants
 }
