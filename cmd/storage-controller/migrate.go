@@ -230,8 +230,8 @@ func configOf(args []string) (app.Config, error) {
 	return c.Enabled(), err
 }
 
-// grantsOf returns the permissions that doctor would check for a command line.
-func grantsOf(args []string, d migrate.Driver) []rbac.Grant {
+// grantsOf returns the permissions that doctor would check for a command line in a pod of namespace.
+func grantsOf(args []string, d migrate.Driver, namespace string) []rbac.Grant {
 	c, err := configOf(args)
 	if err != nil {
 		return nil // acceptable reports it
@@ -240,9 +240,11 @@ func grantsOf(args []string, d migrate.Driver) []rbac.Grant {
 	driver.Controller.PublishUnpublishVolume, driver.Controller.ExpandVolume = d.Attach, d.Expand
 	driver.Controller.CreateDeleteSnapshot, driver.Controller.ModifyVolume = d.Snapshot, d.Modify
 	grants := c.Plan(driver, false).Grants
-	for i, g := range grants {
-		if g.Namespace != c.Common.LeaseNamespace {
-			grants[i].Namespace = "" // of the pod
+	for _, g := range grants {
+		for i, a := range g.Accesses {
+			if a.Namespace != "" && a.Namespace != c.Common.LeaseNamespace {
+				g.Accesses[i].Namespace = namespace
+			}
 		}
 	}
 	return grants

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/cert"
+	"k8s.io/component-helpers/auth/rbac/validation"
 	k8syaml "sigs.k8s.io/yaml"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -239,8 +240,10 @@ func containsPermissions(t *testing.T, manifests string, legacy, snapshots, clea
 	for doc := range strings.SplitSeq(manifests, "---\n") {
 		var role rbacv1.ClusterRole
 		if err := k8syaml.Unmarshal([]byte(doc), &role); err == nil {
-			for _, a := range (rbac.Grant{Rules: rbac.Rules{Cluster: role.Rules}}).Accesses() {
-				granted[a] = true
+			for _, rule := range role.Rules {
+				for _, r := range validation.BreakdownRule(rule) {
+					granted[rbac.Access{Verb: r.Verbs[0], Group: r.APIGroups[0], Resource: r.Resources[0]}] = true
+				}
 			}
 		}
 	}
@@ -259,7 +262,7 @@ func containsPermissions(t *testing.T, manifests string, legacy, snapshots, clea
 		other = topolvm.Driver
 	}
 	for _, directory := range directories {
-		for _, a := range (rbac.Grant{Rules: rbac.Of(directory)}).Accesses() {
+		for _, a := range rbac.Of(directory, "") {
 			update := rbac.Access{Verb: "update", Resource: "persistentvolumeclaims"} // in place of patch
 			isPatch := a == rbac.Access{Verb: "patch", Resource: "persistentvolumeclaims"}
 			if a.Group != other && !granted[a] && !(isPatch && granted[update]) {

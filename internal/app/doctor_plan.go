@@ -87,15 +87,15 @@ func (c Config) grants(chosen []Role, driver csiclient.Driver, leases string) []
 		}
 		seen[lease] = true
 	}
-	for i := range grants {
-		grants[i].Rules = rbac.Of(grants[i].File)
+	for i, g := range grants {
+		grants[i].Accesses = rbac.Of(g.File, g.Namespace)
 	}
 	if c.service {
 		grants = append(grants, serviceGrant(settings.Of[serviceConfig](c.Settings, topolvmName).driver()))
 	}
 	if c.Common.SecureMetrics {
 		const file = "nodecontroller-secure-metrics"
-		grants = append(grants, rbac.Grant{File: file, Rules: rbac.Of(file)})
+		grants = append(grants, rbac.Grant{File: file, Accesses: rbac.Of(file, "")})
 	}
 	return grants
 }

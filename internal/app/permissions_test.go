@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -109,7 +108,10 @@ func memberOf(t *terms, name string) *member {
 // grantFile gives user the rules of a directory of deploy/rbac.
 func grantFile(t *testing.T, cp *kubetest.ControlPlane, user, file string) {
 	t.Helper()
-	rules := rbac.Of(file)
+	var rules []rbacv1.PolicyRule
+	for _, a := range rbac.Of(file, "") {
+		rules = append(rules, a.Rule())
+	}
 	subject := rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}
-	grant(t, cp.Client(), user+"-"+file, subject, slices.Concat(rules.Cluster, rules.Namespaced)...)
+	grant(t, cp.Client(), user+"-"+file, subject, rules...)
 }

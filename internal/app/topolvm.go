@@ -15,7 +15,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
-	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -217,10 +216,8 @@ func serviceGrant(driver string) rbac.Grant {
 	if driver == other {
 		other = topolvm.Driver
 	}
-	ofOther := func(r rbacv1.PolicyRule) bool { return slices.Contains(r.APIGroups, other) }
-	grant := rbac.Grant{File: topolvmName, Rules: rbac.Of(topolvmName)}
-	grant.Rules.Cluster = slices.DeleteFunc(slices.Clone(grant.Rules.Cluster), ofOther)
-	return grant
+	ofOther := func(a rbac.Access) bool { return a.Group == other }
+	return rbac.Grant{File: topolvmName, Accesses: slices.DeleteFunc(rbac.Of(topolvmName, ""), ofOther)}
 }
 
 // serviceAPI returns the kind without which a command cannot serve driver.

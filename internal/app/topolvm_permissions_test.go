@@ -49,7 +49,7 @@ func overlayAuthorizer(t *testing.T) *authorizer {
 	}
 	a := &authorizer{granted: map[string]bool{}, denied: map[string]bool{}}
 	for _, d := range directories {
-		for _, access := range (rbac.Grant{Rules: rbac.Of(d[1])}).Accesses() {
+		for _, access := range rbac.Of(d[1], "") {
 			a.granted[access.Verb+" "+access.Resource+"."+access.Group] = true
 		}
 	}

@@ -8,9 +8,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -20,14 +22,17 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/auth/rbac/validation"
 	"sigs.k8s.io/yaml"
+
+	deploy "github.com/storage-controller/storage-controller/deploy/rbac"
 )
 
 // Grant is a directory of deploy/rbac whose permissions a process uses.
 type Grant struct {
 	File string // the name of the directory
-	// Namespace is the namespace of the Role.
+	// Namespace is the namespace of the Roles in the directory.
 	Namespace string
-	Rules     Rules
+	// Accesses are the permissions.
+	Accesses []Access
 	// Or is the directory that a driver with another capability needs instead; "" for none. If the capabilities are unknown, one of
 	// the two is enough.
 	Or string
@@ -35,32 +40,50 @@ type Grant struct {
 	Without string
 }
 
-// Accesses returns every verb on every resource that g grants.
-func (g Grant) Accesses() []Access {
-	return append(accesses(g.Rules.Cluster, ""), accesses(g.Rules.Namespaced, g.Namespace)...)
-}
-
 // Access is a verb on a resource, or on a subresource ("pods/status"). Without a Namespace it is in all of them, without a Name
 // on all objects.
 type Access struct{ Verb, Group, Resource, Namespace, Name string }
 
-// accesses returns every verb on every resource of rules.
+// Of returns the permissions in a directory of deploy/rbac, those of Roles in namespace.
+func Of(directory, namespace string) []Access {
+	text, err := deploy.Manifests.ReadFile(directory + "/rbac.yaml")
+	if err != nil {
+		panic(err)
+	}
+	var all []Access
+	for doc := range strings.SplitSeq(string(text), "\n---\n") {
+		var role rbacv1.ClusterRole // a Role has the same fields, and a binding has no rules
+		if err := yaml.Unmarshal([]byte(doc), &role); err != nil {
+			panic(fmt.Sprintf("deploy/rbac/%s: %v", directory, err))
+		}
+		in := ""
+		if role.Kind == "Role" {
+			in = namespace
+		}
+		all = append(all, accesses(role.Rules, in)...)
+	}
+	return all
+}
+
+// accesses returns every verb on every resource of rules, which have no URLs.
 func accesses(rules []rbacv1.PolicyRule, namespace string) []Access {
 	var all []Access
 	for _, rule := range rules {
 		for _, r := range validation.BreakdownRule(rule) {
-			a := Access{Verb: r.Verbs[0], Group: r.APIGroups[0], Resource: r.Resources[0], Namespace: namespace}
-			if len(r.ResourceNames) > 0 {
-				a.Name = r.ResourceNames[0]
-			}
-			all = append(all, a)
+			all = append(all, Access{r.Verbs[0], r.APIGroups[0], r.Resources[0], namespace, strings.Join(r.ResourceNames, "")})
 		}
 	}
 	return all
 }
 
 // Rule returns the rule that grants a.
-func (a Access) Rule() rbacv1.PolicyRule { return RulesFor([]Access{a})[0] }
+func (a Access) Rule() rbacv1.PolicyRule {
+	rule := rbacv1.PolicyRule{APIGroups: []string{a.Group}, Resources: []string{a.Resource}, Verbs: []string{a.Verb}}
+	if a.Name != "" {
+		rule.ResourceNames = []string{a.Name}
+	}
+	return rule
+}
 
 // Substitute returns the update in whose place a is a patch: the controllers use it without the permission to patch, as
 // csi-provisioner does.
@@ -114,17 +137,39 @@ func Summary(all []Access) string {
 	return strings.Join(texts, "; ")
 }
 
-// RulesFor returns the rules that grant all, which are in one namespace.
-func RulesFor(all []Access) []rbacv1.PolicyRule {
-	var list []rbacv1.PolicyRule
+// Manifests returns what grants all to account, each with a binding: a ClusterRole, and a Role in each namespace.
+func Manifests(account types.NamespacedName, clusterRole, role string, all []Access) string {
+	rules := map[string]string{} // by namespace
 	for _, o := range byObject(all) {
-		rule := rbacv1.PolicyRule{APIGroups: []string{o.Group}, Resources: []string{o.Resource}, Verbs: o.verbs}
+		name := ""
 		if o.Name != "" {
-			rule.ResourceNames = []string{o.Name}
+			name = fmt.Sprintf("resourceNames: [%q], ", o.Name)
 		}
-		list = append(list, rule)
+		rules[o.Namespace] += fmt.Sprintf("- {apiGroups: [%q], resources: [%q], %sverbs: [%s]}\n", o.Group, o.Resource, name,
+			strings.Join(o.verbs, ", "))
 	}
-	return list
+	var docs []string
+	for _, namespace := range slices.Sorted(maps.Keys(rules)) {
+		kind, name, in := "ClusterRole", scalar(clusterRole), ""
+		if namespace != "" {
+			kind, name, in = "Role", scalar(role), "\n  namespace: "+scalar(namespace)
+		}
+		const head = "apiVersion: rbac.authorization.k8s.io/v1\nkind: %s\nmetadata:\n  name: %s\n"
+		docs = append(docs, fmt.Sprintf(head+"rules:\n%s", kind, name+in, rules[namespace]))
+		docs = append(docs, fmt.Sprintf(head+"roleRef: {apiGroup: rbac.authorization.k8s.io, kind: %s, name: %s}\n"+
+			"subjects:\n- {kind: ServiceAccount, name: %s, namespace: %s}\n",
+			kind+"Binding", name+in, kind, name, scalar(account.Name), scalar(account.Namespace)))
+	}
+	return strings.Join(docs, "---\n")
+}
+
+// scalar returns s as YAML, quoted unless it means itself: names are from manifests and objects that others write.
+func scalar(s string) string {
+	var list []any
+	if err := yaml.Unmarshal([]byte("["+s+"]"), &list); err == nil && len(list) == 1 && list[0] == s {
+		return s
+	}
+	return strconv.Quote(s)
 }
 
 // maxReviews bounds the access reviews that run at the same time.
@@ -136,27 +181,27 @@ var ErrDenied = errors.New("not granted")
 // Review asks the API server whether it grants all to the user of client, each of them once. The result of an access is nil,
 // [ErrDenied] or the error of the request.
 func Review(ctx context.Context, client kubernetes.Interface, all []Access) map[Access]error {
-	results := map[Access]*error{}
+	asked, answers := map[Access]bool{}, map[Access]error{}
+	var lock sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(maxReviews)
 	for _, a := range all {
-		if results[a] == nil {
-			result := new(error)
-			results[a] = result
-			group.Go(func() error {
-				*result = review(ctx, client, a)
-				if substitute, ok := a.Substitute(); ok && *result != nil {
-					*result = review(ctx, client, substitute)
-				}
-				return nil
-			})
+		if asked[a] {
+			continue
 		}
+		asked[a] = true
+		group.Go(func() error {
+			err := review(ctx, client, a)
+			if substitute, ok := a.Substitute(); ok && err != nil {
+				err = review(ctx, client, substitute)
+			}
+			lock.Lock()
+			defer lock.Unlock()
+			answers[a] = err
+			return nil
+		})
 	}
 	_ = group.Wait() // each access has its own error
-	answers := map[Access]error{}
-	for a, result := range results {
-		answers[a] = *result
-	}
 	return answers
 }
 
@@ -171,47 +216,4 @@ func review(ctx context.Context, client kubernetes.Interface, a Access) error {
 		return ErrDenied
 	}
 	return err
-}
-
-// Manifests returns a Role with rules in namespace, or a ClusterRole without one, and its binding to account. Without rules, it
-// returns "".
-func Manifests(account types.NamespacedName, name, namespace string, rules []rbacv1.PolicyRule) string {
-	if len(rules) == 0 {
-		return ""
-	}
-	kind, meta := "ClusterRole", "metadata:\n  name: "+scalar(name)+"\n"
-	if namespace != "" {
-		kind, meta = "Role", meta+"  namespace: "+scalar(namespace)+"\n"
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "apiVersion: rbac.authorization.k8s.io/v1\nkind: %s\n%srules:\n", kind, meta)
-	for _, r := range rules {
-		fmt.Fprintf(&b, "- {apiGroups: %s, resources: %s, ", quoted(r.APIGroups), quoted(r.Resources))
-		if len(r.ResourceNames) > 0 {
-			fmt.Fprintf(&b, "resourceNames: %s, ", quoted(r.ResourceNames))
-		}
-		fmt.Fprintf(&b, "verbs: [%s]}\n", strings.Join(r.Verbs, ", "))
-	}
-	fmt.Fprintf(&b, "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: %sBinding\n%s", kind, meta)
-	fmt.Fprintf(&b, "roleRef: {apiGroup: rbac.authorization.k8s.io, kind: %s, name: %s}\n", kind, scalar(name))
-	fmt.Fprintf(&b, "subjects:\n- {kind: ServiceAccount, name: %s, namespace: %s}\n", scalar(account.Name), scalar(account.Namespace))
-	return b.String()
-}
-
-// quoted returns a list of YAML.
-func quoted(list []string) string {
-	var texts []string
-	for _, s := range list {
-		texts = append(texts, strconv.Quote(s))
-	}
-	return "[" + strings.Join(texts, ", ") + "]"
-}
-
-// scalar returns s as YAML, quoted unless it means itself: names are from manifests and objects that others write.
-func scalar(s string) string {
-	var list []any
-	if err := yaml.Unmarshal([]byte("["+s+"]"), &list); err == nil && len(list) == 1 && list[0] == s {
-		return s
-	}
-	return strconv.Quote(s)
 }

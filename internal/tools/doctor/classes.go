@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -117,8 +116,7 @@ func (e *examination) checkSecretAccess(ctx context.Context, client kubernetes.I
 		e.add(name, Warning, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in each of these namespaces",
 			"not granted in all namespaces: the %s reads secrets in the namespaces that the template gives", role)
 	default:
-		grant := rbac.Grant{File: strings.TrimSuffix(file+":"+a.Name, ":"), Namespace: a.Namespace}
-		grant.Rules.Namespaced = []rbacv1.PolicyRule{a.Rule()}
+		grant := rbac.Grant{File: strings.TrimSuffix(file+":"+a.Name, ":"), Accesses: []rbac.Access{a}}
 		e.Missing = append(e.Missing, Missing{grant, a.String()})
 		severity := Failure
 		if role == "resizer" && !e.known { // the driver may not expand volumes

@@ -41,13 +41,7 @@ func (r Report) WriteRBAC(w io.Writer) error {
 			text += fmt.Sprintf("# Optional: without it %s.\n", m.Without)
 		}
 		role := "storage-controller:" + account + ":" + m.File
-		for _, manifests := range []string{
-			rbac.Manifests(subject, role, "", m.Rules.Cluster), rbac.Manifests(subject, role, m.Namespace, m.Rules.Namespaced),
-		} {
-			if manifests != "" {
-				text += manifests + "---\n"
-			}
-		}
+		text += rbac.Manifests(subject, role, role, m.Accesses) + "---\n"
 		if _, err := io.WriteString(w, text); err != nil {
 			return err
 		}

@@ -17,25 +17,20 @@ import (
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
-// ofDriver returns g with the rule for the ConfigMap of lost nodes limited to its name, as in the chart.
-func (e *examination) ofDriver(g rbac.Grant) rbac.Grant {
-	if e.driver.Name == "" {
-		return g
-	}
-	g.Rules.Namespaced = slices.Clone(g.Rules.Namespaced)
-	for i, r := range g.Rules.Namespaced {
-		if slices.Contains(r.Resources, "configmaps") && !slices.Contains(r.Verbs, "create") {
-			g.Rules.Namespaced[i].ResourceNames = []string{nodecleanup.ConfigMapName(e.driver.Name)}
+// ofDriver limits the accesses to the ConfigMap of lost nodes to that of driver, as in the chart, and returns those to check:
+// without the name of the driver, all others.
+func ofDriver(all []rbac.Access, driver string) []rbac.Access {
+	var checked []rbac.Access
+	for i, a := range all {
+		if a.Resource == "configmaps" && a.Verb != "create" {
+			if driver == "" {
+				continue
+			}
+			all[i].Name = nodecleanup.ConfigMapName(driver)
 		}
+		checked = append(checked, all[i])
 	}
-	return g
-}
-
-// checked returns what g grants, without the access to the ConfigMap of lost nodes if the name of the driver is unknown.
-func (e *examination) checked(g rbac.Grant) []rbac.Access {
-	return slices.DeleteFunc(g.Accesses(), func(a rbac.Access) bool {
-		return e.driver.Name == "" && a.Resource == "configmaps" && a.Verb != "create"
-	})
+	return checked
 }
 
 // checkGrants checks the permissions of the plan, each of them once.
@@ -46,14 +41,13 @@ func (e *examination) checkGrants(ctx context.Context) {
 		return
 	}
 	var all []rbac.Access
-	for i, g := range e.plan.Grants {
-		e.plan.Grants[i] = e.ofDriver(g)
-		all = append(all, e.checked(e.plan.Grants[i])...)
+	for _, g := range e.plan.Grants {
+		all = append(all, ofDriver(g.Accesses, e.driver.Name)...)
 	}
 	answers := rbac.Review(ctx, client, all)
 	missingOf := func(g rbac.Grant) (missing []rbac.Access, failed error) {
-		for _, a := range e.checked(g) {
-			switch err := answers[a]; {
+		for _, a := range g.Accesses {
+			switch err := answers[a]; { // nil also for an access that is not checked
 			case errors.Is(err, rbac.ErrDenied):
 				missing = append(missing, a)
 			case err != nil:

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/rbac"
 )
 
@@ -18,9 +17,8 @@ func TestLostNodesHaveAName(t *testing.T) {
 		"":                "create configmaps in ns",
 		"Drv.example.com": "get,list,watch,update configmaps lost-nodes.drv.example.com in ns; create configmaps in ns",
 	} {
-		e := examination{driver: csiclient.Driver{Name: driver}}
-		g := e.ofDriver(rbac.Grant{Namespace: "ns", Rules: rbac.Of("nodecontroller")})
-		if got := rbac.Summary(e.checked(g)); !strings.HasSuffix(got, "events; "+want) {
+		all := ofDriver(rbac.Of("nodecontroller", "ns"), driver)
+		if got := rbac.Summary(all); !strings.HasSuffix(got, "events; "+want) {
 			t.Errorf("driver %q: got %q, want %q", driver, got, want)
 		}
 	}

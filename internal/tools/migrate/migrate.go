@@ -55,8 +55,8 @@ type Tables struct {
 	// Accept validates a command line that begins with a subcommand, as the program does. variables are the names
 	// of the environment variables of its container.
 	Accept func(args, variables []string) error
-	// Grants returns the permissions that a command line needs for a driver.
-	Grants func(args []string, driver Driver) []rbac.Grant
+	// Grants returns the permissions that a command line needs for a driver, in a pod of namespace.
+	Grants func(args []string, driver Driver, namespace string) []rbac.Grant
 }
 
 // Flag is one flag of a subcommand.

@@ -126,8 +126,7 @@ func (a account) may(need rbac.Access) bool {
 func (a account) missing(grants []rbac.Grant) []rbac.Access {
 	var lacks []rbac.Access
 	for _, g := range grants {
-		g.Namespace = cmp.Or(g.Namespace, a.Namespace)
-		for _, need := range g.Accesses() {
+		for _, need := range g.Accesses {
 			substitute, ok := need.Substitute()
 			if !slices.Contains(lacks, need) && !a.may(need) && !(ok && a.may(substitute)) {
 				lacks = append(lacks, need)
@@ -150,7 +149,7 @@ func (m *migration) notePermissions(w workload, groups []*group) {
 		return
 	}
 	a := m.accountOf(w)
-	required, optional := m.grants(w, groups)
+	required, optional := m.grants(w, groups, a.Namespace)
 	lacks := a.missing(required)
 	switch who := fmt.Sprintf("ServiceAccount %s in namespace %s", a.Name, a.Namespace); {
 	case !a.bound:
@@ -177,22 +176,13 @@ func (m *migration) notePermissions(w workload, groups []*group) {
 	}
 }
 
-// missingPermissions returns manifests with what all accounts lack: for each a ClusterRole, and a Role in each namespace.
+// missingPermissions returns manifests with what all accounts lack.
 func (m *migration) missingPermissions() string {
 	var docs []string
 	byName := func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }
 	for _, account := range slices.SortedFunc(maps.Keys(m.lacks), byName) {
-		byNamespace := map[string][]rbac.Access{}
-		for _, l := range m.lacks[account] {
-			byNamespace[l.Namespace] = append(byNamespace[l.Namespace], l)
-		}
-		for _, namespace := range slices.Sorted(maps.Keys(byNamespace)) {
-			name := account.Name + "-storage-controller"
-			if namespace == "" {
-				name = account.Namespace + "-" + name
-			}
-			docs = append(docs, rbac.Manifests(account, name, namespace, rbac.RulesFor(byNamespace[namespace])))
-		}
+		name := account.Name + "-storage-controller"
+		docs = append(docs, rbac.Manifests(account, account.Namespace+"-"+name, name, m.lacks[account]))
 	}
 	return strings.Join(docs, "---\n")
 }
@@ -203,9 +193,9 @@ type feature struct {
 	grants    []rbac.Grant
 }
 
-// grants returns the permissions that the new containers need. The sidecars show some capabilities of the driver;
+// grants returns the permissions that the new containers need in namespace. The sidecars show some capabilities of the driver;
 // the features depend on the others.
-func (m *migration) grants(w workload, groups []*group) (required []rbac.Grant, features []feature) {
+func (m *migration) grants(w workload, groups []*group, namespace string) (required []rbac.Grant, features []feature) {
 	var d Driver
 	served := false
 	for _, c := range slices.Concat(items(get(w.pod, "initContainers")), items(get(w.pod, "containers"))) {
@@ -226,7 +216,7 @@ func (m *migration) grants(w workload, groups []*group) (required []rbac.Grant, 
 			if g.legacy() && g.serves() {
 				args = append(args, "--use-legacy")
 			}
-			all = append(all, m.Tables.Grants(args, d)...)
+			all = append(all, m.Tables.Grants(args, d, namespace)...)
 		}
 		return all
 	}

@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	rbacv1 "k8s.io/api/rbac/v1"
-
 	"github.com/storage-controller/storage-controller/internal/rbac"
 )
 
@@ -85,18 +83,19 @@ func flagsOf(lists ...[]string) []Flag {
 }
 
 // testGrants returns a few permissions of the provisioner.
-func testGrants(args []string, d Driver) []rbac.Grant {
-	rule := func(group, resource string, verbs ...string) []rbacv1.PolicyRule {
-		return []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}}
-	}
-	grants := []rbac.Grant{{File: "provisioner", Rules: rbac.Rules{Cluster: rule("", "persistentvolumeclaims", "get", "patch")}}}
+func testGrants(args []string, d Driver, namespace string) []rbac.Grant {
+	grants := []rbac.Grant{{File: "provisioner", Accesses: []rbac.Access{
+		{Verb: "get", Resource: "persistentvolumeclaims"}, {Verb: "patch", Resource: "persistentvolumeclaims"},
+	}}}
 	if slices.Contains(args, "--leader-election") {
-		grants = append(grants, rbac.Grant{File: "provisioner-leader-election",
-			Rules: rbac.Rules{Namespaced: rule("coordination.k8s.io", "leases", "get")}})
+		grants = append(grants, rbac.Grant{File: "provisioner-leader-election", Accesses: []rbac.Access{
+			{Verb: "get", Group: "coordination.k8s.io", Resource: "leases", Namespace: namespace},
+		}})
 	}
 	if d.Snapshot {
-		grants = append(grants, rbac.Grant{File: "provisioner-snapshots",
-			Rules: rbac.Rules{Cluster: rule("snapshot.storage.k8s.io", "volumesnapshots", "watch")}})
+		grants = append(grants, rbac.Grant{File: "provisioner-snapshots", Accesses: []rbac.Access{
+			{Verb: "watch", Group: "snapshot.storage.k8s.io", Resource: "volumesnapshots"},
+		}})
 	}
 	return grants
 }
