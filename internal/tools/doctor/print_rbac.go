@@ -36,9 +36,9 @@ func (r Report) WriteRBAC(w io.Writer) error {
 	}
 	subject := types.NamespacedName{Namespace: namespace, Name: name}
 	for _, m := range r.Missing {
-		text := fmt.Sprintf("# %s: not granted: %s\n", m.File, m.Permissions)
+		text := comment(m.File + ": not granted: " + m.Permissions)
 		if m.Without != "" {
-			text += fmt.Sprintf("# Optional: without it %s.\n", m.Without)
+			text += comment("Optional: without it " + m.Without + ".")
 		}
 		role := "storage-controller:" + account + ":" + m.File
 		text += rbac.Manifests(subject, role, role, m.Accesses) + "---\n"
@@ -48,6 +48,9 @@ func (r Report) WriteRBAC(w io.Writer) error {
 	}
 	return nil
 }
+
+// comment returns a comment of YAML. It has one line, although text may have names from a StorageClass, which may have more.
+func comment(text string) string { return "# " + strings.Join(strings.Fields(text), " ") + "\n" }
 
 // Unreviewed returns an error that names the first permission that could not be checked, nil if there is none.
 func (r Report) Unreviewed() error {
