@@ -13,8 +13,8 @@ import (
 
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/settings"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 )
 
 const attacherName = "attacher"
@@ -37,7 +37,7 @@ var attacherRole = Role{
 				[]string{"attacher.reconcile-sync", "attacher.max-entries"}},
 		}
 	},
-	grants: func(settings.Settings, csiclient.Driver) []doctor.Grant { return []doctor.Grant{{File: "attacher"}} },
+	grants: func(settings.Settings, csiclient.Driver) []rbac.Grant { return []rbac.Grant{{File: "attacher"}} },
 	build:  buildAttacher,
 }
 

@@ -16,8 +16,8 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/settings"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
@@ -135,9 +135,9 @@ func nodecontrollerConditions(s settings.Settings, _ *csiclient.Driver) []condit
 	}}}
 }
 
-func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Grant {
+func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []rbac.Grant {
 	c := nodecontrollerOf(s, d.Name)
-	grants := []doctor.Grant{{File: nodecontrollerName, Namespace: election.Namespace("")}}
+	grants := []rbac.Grant{{File: nodecontrollerName, Namespace: election.Namespace("")}}
 	for _, file := range []struct {
 		needed bool
 		name   string
@@ -150,7 +150,7 @@ func nodecontrollerGrants(s settings.Settings, d csiclient.Driver) []doctor.Gran
 		{c.ResizeNudge, "nodecontroller-resize-nudge"},
 	} {
 		if file.needed {
-			grants = append(grants, doctor.Grant{File: file.name})
+			grants = append(grants, rbac.Grant{File: file.name})
 		}
 	}
 	return grants

@@ -25,6 +25,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -83,7 +84,7 @@ type Role struct {
 	// work. Optional.
 	otherLeases func(driver string) []string
 	// grants returns the directories of deploy/rbac that the role needs, without leader election.
-	grants func(settings.Settings, csiclient.Driver) []doctor.Grant
+	grants func(settings.Settings, csiclient.Driver) []rbac.Grant
 	// apis returns the optional kinds of the API that the role uses. Optional.
 	apis func(settings.Settings, csiclient.Driver) []doctor.API
 

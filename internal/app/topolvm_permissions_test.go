@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/topolvm"
 	"github.com/storage-controller/storage-controller/topolvm/topolvmtest"
 )
@@ -49,14 +49,8 @@ func overlayAuthorizer(t *testing.T) *authorizer {
 	}
 	a := &authorizer{granted: map[string]bool{}, denied: map[string]bool{}}
 	for _, d := range directories {
-		for _, r := range doctor.Rules(d[1]) {
-			for _, group := range r.Groups {
-				for _, resource := range r.Resources {
-					for _, verb := range r.Verbs {
-						a.granted[verb+" "+resource+"."+group] = true
-					}
-				}
-			}
+		for _, access := range rbac.Of(d[1], "") {
+			a.granted[access.Verb+" "+access.Resource+"."+access.Group] = true
 		}
 	}
 	return a
