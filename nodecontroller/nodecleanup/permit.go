@@ -280,7 +280,7 @@ func checkProvisioned(s Settings, f facts, refuse refuse) {
 
 func checkKey(_ Settings, f facts, refuse refuse) {
 	if f.KeyProblem != "" {
-		refuse(never, "TopologyKeyUnknown", "%s. Set --topology-node-key to a key with one value per node", f.KeyProblem)
+		refuse(never, "TopologyKeyUnknown", "%s. %s", f.KeyProblem, keyAdvice)
 	}
 }
 

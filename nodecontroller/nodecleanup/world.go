@@ -363,6 +363,9 @@ func (w *world) addMentions(s Settings, r Records) {
 	}
 }
 
+// keyAdvice ends the reports about a topology key that cannot be used.
+const keyAdvice = "Set --topology-node-key to a key with one value per node"
+
 // topologyKey returns the topology key, and why it cannot be used. remembered is the last known one, which counts while no
 // CSINode reports another.
 func topologyKey(s Settings, o objects, remembered string) (key, problem string) {
