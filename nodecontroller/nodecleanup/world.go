@@ -67,6 +67,7 @@ type Resource struct {
 	Version  string    // resourceVersion
 	UID      types.UID
 	Deleting bool
+	Ignored  bool // a removal has begun: its node does not give it a volume any more
 	Snapshot bool // its deletion is up to the object of the snapshot
 }
 
@@ -526,7 +527,8 @@ func (it *item) readClaim(ctx context.Context, src reader, key string) error {
 }
 
 // readRequest reads what decides about a custom resource without a volume: the claim that it was created for, with its Namespace and
-// StorageClass. While the claim is not bound, a CreateVolume may give it that volume. A resource that is being deleted gets none.
+// StorageClass. A recorded CreateVolume may give the claim that volume, unless a removal has begun. A resource that is being deleted gets
+// none.
 func (it *item) readRequest(ctx context.Context, src reader) error {
 	res := it.Resource
 	namespace, name, _ := strings.Cut(res.Claim, "/")
@@ -548,7 +550,7 @@ func (it *item) readRequest(ctx context.Context, src reader) error {
 	if err := it.readClass(ctx, src, storagehelpers.GetPersistentVolumeClaimClass(claim)); err != nil {
 		return err
 	}
-	waits := true
+	waits := slices.Contains(claim.Finalizers, kube.ProvisioningFinalizer) && !res.Ignored
 	if claim.Spec.VolumeName != "" {
 		pv, err := src.volume(ctx, claim.Spec.VolumeName)
 		if err != nil {

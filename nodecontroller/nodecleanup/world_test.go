@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // TestWorld checks what lists of the same pass and the cache decide together about host h, whose volume the cache has.
@@ -109,7 +111,9 @@ func TestRequestsOfResources(t *testing.T) {
 	a.bind("c", "h")
 	pv, claim := a.volumes["pv-c"], a.claims["c"]
 	other, waits := pv.DeepCopy(), claim.DeepCopy()
-	other.Spec.CSI.VolumeHandle, waits.Spec.VolumeName = "other", ""
+	other.Spec.CSI.VolumeHandle, waits.Spec.VolumeName, waits.Finalizers = "other", "", []string{kube.ProvisioningFinalizer}
+	never := waits.DeepCopy()
+	never.Finalizers = nil
 	key, handle := claim.Namespace+"/"+claim.Name, pv.Spec.CSI.VolumeHandle
 	for name, c := range map[string]struct {
 		of    string
@@ -119,6 +123,7 @@ func TestRequestsOfResources(t *testing.T) {
 		want  *corev1.PersistentVolumeClaim
 	}{
 		"CreateVolume may be running":           {key, "", waits, nil, waits},
+		"no CreateVolume is recorded":           {key, "", never, nil, nil},
 		"a later list has its volume":           {key, "", claim, pv, claim},
 		"the volume does not exist any more":    {key, "", claim, nil, nil},
 		"the claim has another volume":          {key, "", claim, other, nil},
@@ -134,14 +139,15 @@ func TestRequestsOfResources(t *testing.T) {
 		if c.pv != nil {
 			src.volumes[pv.Name] = c.pv
 		}
-		for _, deleting := range []bool{false, true} {
-			res, want := Resource{Name: "r", Node: "h", Handle: handle, Claim: c.of, ClaimUID: c.uid, Deleting: deleting}, c.want
+		for _, state := range []Resource{{}, {Deleting: true}, {Ignored: true}} {
+			res, want := state, c.want
+			res.Name, res.Node, res.Handle, res.Claim, res.ClaimUID = "r", "h", handle, c.of, c.uid
 			it := item{Resource: &res, Owners: map[string]metav1.Object{}}
-			if deleting {
+			if state.Deleting || state.Ignored && want == waits {
 				want = nil
 			}
 			if err := it.readRequest(context.Background(), src); err != nil || it.Claim != want {
-				t.Errorf("%s, deleting %v: %v, %v", name, deleting, it.Claim, err)
+				t.Errorf("%s, %+v: %v, %v", name, state, it.Claim, err)
 			}
 		}
 	}
