@@ -39,7 +39,7 @@ func resourceOf(lv *LogicalVolume, driver string) nodecleanup.Resource {
 	return nodecleanup.Resource{
 		Name: lv.Name, Node: lv.Spec.NodeName, Handle: cmp.Or(lv.Status.VolumeID, string(lv.UID)),
 		Claim: lv.Claim(), ClaimUID: types.UID(claimUID(lv.Name)), Version: lv.ResourceVersion, UID: lv.UID, Deleting: lv.terminating(),
-		Ignored: lv.IsIgnored(driver), Snapshot: lv.IsSnapshot(),
+		Unusable: lv.IsIgnored(driver) || lv.Status.CurrentSize == 0, Snapshot: lv.IsSnapshot(),
 	}
 }
 

@@ -67,7 +67,7 @@ type Resource struct {
 	Version  string    // resourceVersion
 	UID      types.UID
 	Deleting bool
-	Ignored  bool // a removal has begun: its node does not give it a volume any more
+	Unusable bool // in this version, no CreateVolume returns it: its volume is not complete, or its removal has begun
 	Snapshot bool // its deletion is up to the object of the snapshot
 }
 
@@ -527,8 +527,7 @@ func (it *item) readClaim(ctx context.Context, src reader, key string) error {
 }
 
 // readRequest reads what decides about a custom resource without a volume: the claim that it was created for, with its Namespace and
-// StorageClass. A recorded CreateVolume may give the claim that volume, unless a removal has begun. A resource that is being deleted gets
-// none.
+// StorageClass. A recorded CreateVolume may give the claim that volume, unless it is unusable. A resource that is being deleted gets none.
 func (it *item) readRequest(ctx context.Context, src reader) error {
 	res := it.Resource
 	namespace, name, _ := strings.Cut(res.Claim, "/")
@@ -550,15 +549,12 @@ func (it *item) readRequest(ctx context.Context, src reader) error {
 	if err := it.readClass(ctx, src, storagehelpers.GetPersistentVolumeClaimClass(claim)); err != nil {
 		return err
 	}
-	waits := slices.Contains(claim.Finalizers, kube.ProvisioningFinalizer) && !res.Ignored
-	if claim.Spec.VolumeName != "" {
-		pv, err := src.volume(ctx, claim.Spec.VolumeName)
-		if err != nil {
-			return err
-		}
-		waits = pv != nil && pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == res.Handle
+	pv, err := src.volume(ctx, cmp.Or(claim.Spec.VolumeName, res.Name)) // the provisioner gives both the same name
+	if err != nil {
+		return err
 	}
-	if waits {
+	waits := claim.Spec.VolumeName == "" && slices.Contains(claim.Finalizers, kube.ProvisioningFinalizer) && !res.Unusable
+	if waits || pv != nil && pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == res.Handle {
 		it.Claim = claim
 	}
 	return nil

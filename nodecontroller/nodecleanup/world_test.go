@@ -124,6 +124,7 @@ func TestRequestsOfResources(t *testing.T) {
 	}{
 		"CreateVolume may be running":           {key, "", waits, nil, waits},
 		"no CreateVolume is recorded":           {key, "", never, nil, nil},
+		"its volume was created":                {key, "", never, pv, never},
 		"a later list has its volume":           {key, "", claim, pv, claim},
 		"the volume does not exist any more":    {key, "", claim, nil, nil},
 		"the claim has another volume":          {key, "", claim, other, nil},
@@ -139,11 +140,11 @@ func TestRequestsOfResources(t *testing.T) {
 		if c.pv != nil {
 			src.volumes[pv.Name] = c.pv
 		}
-		for _, state := range []Resource{{}, {Deleting: true}, {Ignored: true}} {
+		for _, state := range []Resource{{}, {Deleting: true}, {Unusable: true}} {
 			res, want := state, c.want
-			res.Name, res.Node, res.Handle, res.Claim, res.ClaimUID = "r", "h", handle, c.of, c.uid
+			res.Name, res.Node, res.Handle, res.Claim, res.ClaimUID = pv.Name, "h", handle, c.of, c.uid
 			it := item{Resource: &res, Owners: map[string]metav1.Object{}}
-			if state.Deleting || state.Ignored && want == waits {
+			if state.Deleting || state.Unusable && want == waits {
 				want = nil
 			}
 			if err := it.readRequest(context.Background(), src); err != nil || it.Claim != want {
