@@ -168,7 +168,7 @@ func (d driver) preparation(s claimState) step {
 func (d driver) decideCreated(s claimState) step {
 	o := s.call.Payload
 	switch {
-	case o.pvMayExist && o.pvDeleted: // and with it the volume
+	case o.lostPV():
 		return step{action: doRefetchClaim, reason: "PVDeleted"}
 	case !o.pvRefused || s.claim == nil || !needsVolume(s.claim):
 		// Users may delete the volume of a deleted claim at the storage system: another call would create it again.

@@ -258,10 +258,13 @@ func recordedWithoutNode(claim *corev1.PersistentVolumeClaim) bool {
 	return err == nil && r != nil && r.SelectedNode == ""
 }
 
+// renewsRecord reports whether the record gets a new ID before the request of an earlier process is repeated: with the old one, a late
+// write of that process could remove it. The finalizer alone, which that process or a user has left, has none.
+func (o operation) renewsRecord() bool { return o.resumed != "" }
+
 // policy returns when CreateVolume is recorded on the claim.
 func (d driver) policy(s claimState) intent.Policy {
-	// With the old ID, a late write of the earlier process could remove its record.
-	p := intent.Policy{AtOnce: true, Renew: s.call.Payload.resumed != ""}
+	p := intent.Policy{AtOnce: true, Renew: s.call.Payload.renewsRecord()}
 	// The instances on other nodes must not release the source of a deleted claim.
 	sharesSource := d.NodeDeployment && s.call.Payload.source != nil
 	switch {
