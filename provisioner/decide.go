@@ -267,10 +267,7 @@ func needsVolume(claim *corev1.PersistentVolumeClaim) bool {
 // owns reports whether the claim names the driver, or the in-tree plugin that it replaces,
 // as its provisioner.
 func (d driver) owns(claim *corev1.PersistentVolumeClaim) bool {
-	owner, ok := claim.Annotations[storagehelpers.AnnStorageProvisioner]
-	if !ok {
-		owner = claim.Annotations[storagehelpers.AnnBetaStorageProvisioner]
-	}
+	owner := kube.ProvisionerOf(claim)
 	return owner == d.name || d.is(owner) && claim.Annotations[storagehelpers.AnnMigratedTo] == d.name
 }
 

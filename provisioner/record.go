@@ -208,9 +208,8 @@ func (d driver) recordOn(claim *corev1.PersistentVolumeClaim, hasVolume bool, c 
 
 // recordIDOf returns the ID of the record on claim, or "" if a user has removed or changed the record.
 func recordIDOf(claim *corev1.PersistentVolumeClaim) string {
-	var record struct{ ID string }
-	_ = json.Unmarshal([]byte(claim.Annotations[kube.AnnProvisioningRequest]), &record)
-	return record.ID
+	record, _ := recordOf(claim)
+	return ptr.Deref(record, requestRecord{}).ID
 }
 
 func isProtected(claim *corev1.PersistentVolumeClaim) bool {
@@ -222,7 +221,7 @@ func recordable(claim *corev1.PersistentVolumeClaim) bool {
 	return claim != nil && (claim.DeletionTimestamp == nil || isProtected(claim))
 }
 
-// recordOf reads the record on a protected claim; nil if a user has removed it.
+// recordOf reads the record on a protected claim; nil if a user has removed it. With an error, it has the fields that can be read.
 func recordOf(claim *corev1.PersistentVolumeClaim) (*requestRecord, error) {
 	text, recorded := claim.Annotations[kube.AnnProvisioningRequest]
 	if !recorded {
@@ -230,7 +229,7 @@ func recordOf(claim *corev1.PersistentVolumeClaim) (*requestRecord, error) {
 	}
 	r := &requestRecord{}
 	if err := json.Unmarshal([]byte(text), r); err != nil {
-		return nil, fmt.Errorf("annotation %s: %w", kube.AnnProvisioningRequest, err)
+		return r, fmt.Errorf("annotation %s: %w", kube.AnnProvisioningRequest, err)
 	}
 	return r, nil
 }
