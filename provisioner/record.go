@@ -293,7 +293,7 @@ func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
 	wait := s.call.State == intent.Planned
 	if err == nil {
 		err = l.patchClaim(ctx, client, s.claim, patch)
-		wait = wait || o.resumed != "" && err != nil && !kube.IsRefused(err) && !apierrors.IsInvalid(err)
+		wait = wait || o.renewsRecord() && err != nil && !kube.RecordRefused(err)
 	}
 	if err == nil || l.claims.Outdated(s.claim, err) {
 		return change{}, nil

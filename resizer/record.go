@@ -103,7 +103,7 @@ func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
 		change = func(c *corev1.PersistentVolumeClaim) { step.claim(c); otherStep.claim(c) }
 	}
 	err := a.patchClaim(ctx, s, change)
-	if otherStep != nil && isRefusal(err) { // an admission policy may refuse the other intent only
+	if otherStep != nil && isResponse(err) { // an admission policy may refuse the other intent only
 		otherStep = nil
 		err = a.patchClaim(ctx, s, step.claim)
 	}

@@ -154,7 +154,7 @@ func (l *loop) record(ctx context.Context, c *content, step step) error {
 	switch {
 	case !c.leaving():
 		return l.report(ctx, c, doReportCreation, err)
-	case kube.IsRefused(err), apierrors.IsInvalid(err): // the repetition does without
+	case kube.RecordRefused(err): // the repetition does without
 		l.eventOnce(c, "record", warning, c.deleted, err.Error())
 		return l.happened(c.UID, intent.Refuse, nil)
 	}

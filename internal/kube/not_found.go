@@ -40,3 +40,7 @@ func IsRefused(err error) bool {
 		apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) // the default of webhooks
 	return refused && !IsPatchTestFailed(err)
 }
+
+// RecordRefused reports whether the record of a call, a patch for which [MutationCache.Outdated] knows no newer state, is definitely not
+// written: besides [IsRefused], because the patch does not apply, to an object that is being deleted for example.
+func RecordRefused(err error) bool { return IsRefused(err) || apierrors.IsInvalid(err) }
