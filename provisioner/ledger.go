@@ -4,7 +4,6 @@
 package provisioner
 
 import (
-	"errors"
 	"sync"
 	"time"
 
@@ -18,9 +17,6 @@ import (
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
-
-// errBug follows a state that no input may lead to.
-var errBug = errors.New("this is a bug of storage-controller")
 
 type (
 	// call is the CreateVolume of a claim. Its arguments are the ID of the record of the request, whether or not the record is on the
