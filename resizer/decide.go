@@ -10,6 +10,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
@@ -189,10 +190,7 @@ func (d driver) decideSlowRetry(o operation, s claimState, t target) (step, bool
 	return slow.wait(t.key, s.now)
 }
 
-// sameErrorInterval limits how often the text of an error with an unchanged code is updated.
-const sameErrorInterval = time.Minute
-
 // covers reports whether next repeats f, or differs in its text only and follows too soon to be reported.
 func (f failure) covers(next failure) bool {
-	return f.target == next.target && f.code == next.code && (f.text == next.text || next.at.Sub(f.at) < sameErrorInterval)
+	return f.target == next.target && f.code == next.code && (f.text == next.text || kube.ReportedRecently(f.at, next.at))
 }

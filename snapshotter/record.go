@@ -137,7 +137,7 @@ func (c *content) binds(e entry) bool {
 // record writes the finalizer and the request before the first call.
 func (l *loop) record(ctx context.Context, c *content, step step) error {
 	_, err := l.objects.Patch(ctx, l.writer, c, step.change)
-	newest, exists := l.newest(c)
+	newest, exists := l.objects.Newest(c)
 	switch {
 	case err == nil:
 		if !c.leaving() && c.neverCalled(l.ledger.Get(c.UID)) {
