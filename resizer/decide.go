@@ -101,6 +101,7 @@ type step struct {
 	claim  func(*corev1.PersistentVolumeClaim) // changes a copy of the claim
 	volume func(*corev1.PersistentVolume)      // changes a copy of the PersistentVolume
 	events []event                             // sent after the write
+	calls  bool                                // doIntend: the driver is called next
 	resets bool                                // doIntend: starts an expansion again that is infeasible on the node
 }
 
@@ -137,6 +138,7 @@ func (s claimState) inOrder(o operation, secret *corev1.SecretReference, record,
 	case intent.DoPrepare:
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, target: call.target}
 	case intent.DoRecord:
+		record.calls = true
 		if facts.Record == intent.Other {
 			start := record.claim
 			record.events, record.claim = nil, func(c *corev1.PersistentVolumeClaim) { start(c); renew(c, o.condition(), s.now) }
