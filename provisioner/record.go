@@ -19,7 +19,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -299,20 +298,12 @@ func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
 		return change{}, nil
 	}
 	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
-	if !apierrors.IsInvalid(err) || !l.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
-		l.c.claimFailed(s.claim, failedEvent(o.plan.ClassName, err))
-	}
+	l.c.claimFailed(s.claim, failedEvent(o.plan.ClassName, err))
 	if wait {
 		return change{}, err
 	}
 	klog.FromContext(ctx).Error(err, "Adding the finalizer to the PVC failed", "stage", stageOf(s.call))
 	return change{Event: intent.Refuse}, nil
-}
-
-// isDeleted reads a claim and reports whether it is deleted, or being deleted.
-func (l *claimLoop) isDeleted(ctx context.Context, claim *corev1.PersistentVolumeClaim) bool {
-	live, exists, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim)
-	return err == nil && (!exists || live.DeletionTimestamp != nil)
 }
 
 func (l *claimLoop) unprotect(ctx context.Context, s claimState) (change, error) {

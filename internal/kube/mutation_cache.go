@@ -166,7 +166,11 @@ func IsPatchTestFailed(err error) bool {
 // is known: decide again.
 func (o *MutationCache[T]) Outdated(obj T, err error) bool {
 	newest, exists := o.Newest(obj)
-	return (IsPatchTestFailed(err) || apierrors.IsConflict(err)) && (!exists || newest.GetResourceVersion() != obj.GetResourceVersion())
+	if IsPatchTestFailed(err) || apierrors.IsConflict(err) {
+		return !exists || newest.GetResourceVersion() != obj.GetResourceVersion()
+	}
+	// No finalizer can be added to an object that is being deleted.
+	return apierrors.IsInvalid(err) && exists && newest.GetDeletionTimestamp() != nil && obj.GetDeletionTimestamp() == nil
 }
 
 // Newest returns the newest known version of obj, or false if obj was deleted.

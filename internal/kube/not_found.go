@@ -41,6 +41,6 @@ func IsRefused(err error) bool {
 	return refused && !IsPatchTestFailed(err)
 }
 
-// RecordRefused reports whether the record of a call, a patch for which [MutationCache.Outdated] knows no newer state, is definitely not
-// written: besides [IsRefused], because the patch does not apply, to an object that is being deleted for example.
+// RecordRefused reports whether the record of a call is definitely not written: besides [IsRefused], if the patch does not apply although
+// [MutationCache.Outdated] knows no newer state.
 func RecordRefused(err error) bool { return IsRefused(err) || apierrors.IsInvalid(err) }
