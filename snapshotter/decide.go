@@ -272,7 +272,7 @@ func (s state) decideCall(call step, when intent.When) step {
 		record = intent.Own
 	}
 	switch intent.NextOfCall(intent.Policy{Record: when}, s.call.State, intent.Facts{
-		Record: record, Refused: s.content.leaving() && s.call.Refused, Writable: !s.orphan, Wanted: true,
+		Record: record, Refused: s.call.Refused, Writable: !s.orphan, Wanted: true,
 		Ready: call.secret == nil || s.reads.secret, Stale: !s.live,
 	}) {
 	case intent.DoPrepare:
