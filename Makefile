@@ -79,7 +79,6 @@ lint: ## Check formatting, and run the checks of go vet and staticcheck
 
 .PHONY: generate
 generate: ## Write generated files: pages in docs/, tables, copies in the chart
-	UPDATE=1 go test -count=1 -run TestRules ./internal/tools/doctor
 	UPDATE=1 go test -count=1 -run 'TestDocs|TestMigrateCommand' ./cmd/storage-controller ./internal/app ./test/layout
 	UPDATE=1 go test -count=1 -run TestChartHasTheFiles ./test/e2e
 

@@ -101,7 +101,7 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	if err := t.writeStatus(ctx, va, attachedStatus(va, response.GetPublishContext())); err != nil {
 		return fmt.Errorf("updating status of VolumeAttachment %q after ControllerPublishVolume: %w", va.Name, err)
 	}
-	if _, exists := t.newest(va); !exists {
+	if _, exists := t.attachments.Newest(va); !exists {
 		return nil // the next step is the undo
 	}
 	t.settle(va.UID)
@@ -117,12 +117,6 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 func logDone(ctx context.Context, message string, va *storagev1.VolumeAttachment, step step, requested metav1.Time) {
 	tracing.EndOperation(ctx, requested.Time, "volumeAttachment", va.Name, "volumeHandle", step.source.handle, "node", va.Spec.NodeName)
 	klog.FromContext(ctx).Info(message, "volumeHandle", step.source.handle, "node", klog.KRef("", va.Spec.NodeName), "nodeID", step.nodeID)
-}
-
-// newest returns the newest known version of va, or false if va was deleted.
-func (t *term) newest(va *storagev1.VolumeAttachment) (*storagev1.VolumeAttachment, bool) {
-	newest, ok := t.attachments.Get(va.Name)
-	return newest, ok && newest.UID == va.UID
 }
 
 func (t *term) changeAttachment(ctx context.Context, va *storagev1.VolumeAttachment, change kube.MetadataPatch) error {
@@ -153,7 +147,7 @@ func (t *term) writeStatus(ctx context.Context, va *storagev1.VolumeAttachment, 
 func (t *term) recordError(ctx context.Context, va *storagev1.VolumeAttachment, err error) error {
 	detach := va.DeletionTimestamp != nil
 	t.c.metrics.failed(detach, err)
-	if newest, ok := t.newest(va); ok { // it may have changed during the RPC
+	if newest, ok := t.attachments.Newest(va); ok { // it may have changed during the RPC
 		va = newest
 	}
 	fields := errorStatus(va, err, detach, t.c.cfg.StoreErrorCode, time.Now())

@@ -19,12 +19,8 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
-const (
-	// maxMetadata is a limit of the API server, in bytes.
-	maxMetadata = 256 * 1024
-	// sameErrorInterval limits how often the time of an unchanged error is updated.
-	sameErrorInterval = time.Minute
-)
+// maxMetadata is a limit of the API server, in bytes.
+const maxMetadata = 256 * 1024
 
 // statusPatch holds fields of a VolumeAttachment's status; nil removes a field.
 type statusPatch map[string]any
@@ -74,7 +70,7 @@ func errorStatus(va *storagev1.VolumeAttachment, err error, detach, withCode boo
 		e.ErrorCode = ptr.To(int32(s.Code()))
 	}
 	same := before != nil && before.Message == e.Message && ptr.Equal(before.ErrorCode, e.ErrorCode)
-	if same && now.Sub(before.Time.Time) < sameErrorInterval {
+	if same && kube.ReportedRecently(before.Time.Time, now) {
 		return nil
 	}
 	fields := map[string]any{"message": e.Message, "time": e.Time, "errorCode": nil}

@@ -95,7 +95,7 @@ func (d driver) publishesAgain(s attachmentState, step step) (bool, error) {
 
 // logUndone logs a call that remains at the end of the term and that no VolumeAttachment ends.
 func (c lastCall) logUndone(ctx context.Context, t *term) {
-	if _, exists := t.newest(c.attachment); !exists {
+	if _, exists := t.attachments.Newest(c.attachment); !exists {
 		c.log(ctx, "Volume may be attached. Detach it at the storage system", errors.New("its VolumeAttachment was deleted by force"))
 	}
 }

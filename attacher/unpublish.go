@@ -59,7 +59,7 @@ func (t *term) unpublish(ctx context.Context, s attachmentState, step step, read
 	}
 	t.outOfSync.remove(va.UID)
 	logDone(ctx, "Volume detached", va, step, *va.DeletionTimestamp)
-	rest, exists := t.newest(va)
+	rest, exists := t.attachments.Newest(va)
 	if !exists {
 		return nil
 	}

@@ -90,8 +90,7 @@ func (l *claimLoop) readClaim(ctx context.Context, key claimKey, claim *corev1.P
 }
 
 // takeUp takes up a request once its source has the finalizer. A shared lock of the source is held until the request is in the ledger, and
-// counts as a use of the source. The record of the request gets a new ID. The finalizer alone, which an earlier process or a user has
-// left, has none.
+// counts as a use of the source. The record of the request gets a new ID, if it is written.
 func (l *claimLoop) takeUp(ctx context.Context, s claimState, st step, r *reads) (change, error) {
 	if source := st.next.source; source != nil {
 		unlock, err := l.sources.locks.Share(ctx, *source)
@@ -105,7 +104,7 @@ func (l *claimLoop) takeUp(ctx context.Context, s claimState, st step, r *reads)
 	}
 	r.failure = nil
 	id := ""
-	if st.trigger == intent.Plan || st.next.resumed != "" {
+	if st.trigger == intent.Plan || st.next.renewsRecord() {
 		id = fmt.Sprintf("%s-%d", l.c.driver.identity, l.c.requests.Add(1))
 	}
 	return begin(st.trigger, id, st.next), nil

@@ -19,6 +19,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/topology"
 	"github.com/storage-controller/storage-controller/internal/tracing"
@@ -122,7 +123,7 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 			return time.Time{}, err
 		}
 	}
-	return time.Time{}, fmt.Errorf("claim %s: not done after %d steps: %w", key, maxSteps, errBug)
+	return time.Time{}, fmt.Errorf("claim %s: not done after %d steps: %w", key, maxSteps, intent.ErrBug)
 }
 
 // take applies one step and records its change of the call. An error with a change ends the

@@ -110,11 +110,8 @@ func (l *claimLoop) saveAll(ctx context.Context) {
 	all.SetLimit(drainLimit)
 	for key, unsaved := range maps.Collect(l.ops.All()) {
 		o := unsaved.Payload
-		if unsaved.State != intent.Answered {
+		if unsaved.State != intent.Answered || o.lostPV() {
 			continue
-		}
-		if o.pvMayExist && o.pvDeleted {
-			continue // and with it the volume
 		}
 		all.Go(func() error {
 			c, err := l.createPV(ctx, l.c.deps.UnthrottledClient, key, o)

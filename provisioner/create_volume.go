@@ -143,6 +143,7 @@ func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operatio
 	}
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), l.c.cfg.Timeout)
 	defer cancel()
+	// Not [intent.Ledger.Send], which asks for no recent read: a deletion cannot be undone.
 	if err := election.MayCallNow(ctx, read); err != nil {
 		return change{}, err
 	}

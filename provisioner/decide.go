@@ -168,7 +168,7 @@ func (d driver) preparation(s claimState) step {
 func (d driver) decideCreated(s claimState) step {
 	o := s.call.Payload
 	switch {
-	case o.pvMayExist && o.pvDeleted: // and with it the volume
+	case o.lostPV():
 		return step{action: doRefetchClaim, reason: "PVDeleted"}
 	case !o.pvRefused || s.claim == nil || !needsVolume(s.claim):
 		// Users may delete the volume of a deleted claim at the storage system: another call would create it again.
@@ -267,10 +267,7 @@ func needsVolume(claim *corev1.PersistentVolumeClaim) bool {
 // owns reports whether the claim names the driver, or the in-tree plugin that it replaces,
 // as its provisioner.
 func (d driver) owns(claim *corev1.PersistentVolumeClaim) bool {
-	owner, ok := claim.Annotations[storagehelpers.AnnStorageProvisioner]
-	if !ok {
-		owner = claim.Annotations[storagehelpers.AnnBetaStorageProvisioner]
-	}
+	owner := kube.ProvisionerOf(claim)
 	return owner == d.name || d.is(owner) && claim.Annotations[storagehelpers.AnnMigratedTo] == d.name
 }
 

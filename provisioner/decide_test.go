@@ -611,6 +611,10 @@ func TestDecide(t *testing.T) {
 			driver: func(d *driver) { d.name = "other" }, claim: testClaim(recorded), volume: ourVolume(), want: doFail,
 			reason: "RecordOfAnotherDriver",
 		},
+		"recorded illegibly, and the claim names another driver": {
+			driver: func(d *driver) { d.name = "other" }, claim: testClaim(protected), want: doFail, reason: "RecordOfAnotherDriver",
+			class: testClass(func(c *storagev1.StorageClass) { c.Provisioner = "other" }),
+		},
 		"not received since the term began": {
 			claim: testClaim(nil), class: testClass(nil), stale: true, want: doReadClaim, reason: "Wanted",
 		},

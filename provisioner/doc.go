@@ -25,10 +25,10 @@
 // a hash of the request and its topology. Until it has been written again, the record of an earlier process has another ID.
 //
 //   - record.go: the record on the claim, and what follows if it cannot be written;
-//   - resume.go: what follows from the record of an earlier process or of another driver, and from a recreated StorageClass;
+//   - resume.go: what follows from the record of an earlier process or of another driver, and whether the StorageClass was recreated;
 //   - ledger.go: the calls of the term, with the number that uses each source;
 //   - secrets.go: when the secret is read, and read again;
-//   - create_volume.go: what a response means;
+//   - create_volume.go: what a response means, and the deletion of a volume that was rejected;
 //   - handles.go: which claim or PersistentVolume a volume belongs to;
 //   - pv_deleted.go: what follows from the deletion of a PersistentVolume.
 //

@@ -4,7 +4,7 @@
 package provisioner
 
 import (
-	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,9 +18,6 @@ import (
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
-
-// errBug follows a state that no input may lead to.
-var errBug = errors.New("this is a bug of storage-controller")
 
 type (
 	// call is the CreateVolume of a claim. Its arguments are the ID of the record of the request, whether or not the record is on the
@@ -165,15 +162,15 @@ type operations struct {
 	sourceReleased func(*volumerules.Source)
 
 	mu sync.Mutex // after the lock of the ledger
-	// byHandle has the claim for which CreateVolume has returned a volume first, until a PersistentVolume names the volume, or no
+	// byHandle has the claims for which CreateVolume has returned a volume, in this order, until a PersistentVolume names the volume, or no
 	// volume is left.
-	byHandle map[string]claimKey
+	byHandle map[string][]claimKey
 }
 
 func newOperations() *operations {
 	o := &operations{
 		Ledger:         intent.NewLedger[claimKey, operation](election.MayCall),
-		sourceReleased: func(*volumerules.Source) {}, byHandle: map[string]claimKey{},
+		sourceReleased: func(*volumerules.Source) {}, byHandle: map[string][]claimKey{},
 	}
 	o.OnChange(o.changed)
 	return o
@@ -184,11 +181,12 @@ func (o *operations) changed(key claimKey, before, after call) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if was, is := handleOf(before), handleOf(after); was != is {
-		if o.byHandle[was] == key {
+		o.byHandle[was] = slices.DeleteFunc(o.byHandle[was], func(k claimKey) bool { return k == key })
+		if len(o.byHandle[was]) == 0 {
 			delete(o.byHandle, was)
 		}
-		if _, held := o.byHandle[is]; is != "" && !held {
-			o.byHandle[is] = key
+		if is != "" {
+			o.byHandle[is] = append(o.byHandle[is], key)
 		}
 	}
 	if was := sourceOf(before); was != nil && sourceOf(after) == nil {
@@ -212,12 +210,26 @@ func sourceOf(c call) *volumerules.Source {
 	return c.Payload.source
 }
 
-// holderOf returns the claim for which CreateVolume has returned the volume with this handle, without a PersistentVolume yet.
+// holderOf returns the first claim for which CreateVolume has returned the volume with this handle, without a PersistentVolume yet.
 func (o *operations) holderOf(handle string) (holder claimKey, held bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	holder, held = o.byHandle[handle]
-	return holder, held
+	if holders := o.byHandle[handle]; len(holders) > 0 {
+		return holders[0], true
+	}
+	return claimKey{}, false
+}
+
+// sameVolume returns another claim whose volume has the name or the handle of the volume of rejected. Unlike that of holderOf, it may
+// not be the first one, and its PersistentVolume may be saved.
+func (o *operations) sameVolume(key claimKey, rejected operation) (other claimKey, found bool) {
+	for other, c := range o.All() {
+		sameName := c.State.InProgress() && c.Payload.plan.VolumeName == rejected.plan.VolumeName
+		if other != key && (sameName || c.Payload.handle == rejected.handle) {
+			return other, true
+		}
+	}
+	return claimKey{}, false
 }
 
 // copies reports whether a call copies a source.
@@ -240,17 +252,6 @@ func (o *operations) announce(key claimKey) (first bool) {
 // allowRetry ends the delay of a request that is infeasible, or that the driver will call so.
 func (o *operations) allowRetry(key claimKey) {
 	o.Update(key, func(s intent.State, op *operation) { op.infeasible, op.outdated = nil, s.InProgress() })
-}
-
-// sameVolume returns another claim whose volume has the name or the handle of the volume of rejected.
-func (o *operations) sameVolume(key claimKey, rejected operation) (other claimKey, found bool) {
-	for other, c := range o.All() {
-		sameName := c.State.InProgress() && c.Payload.plan.VolumeName == rejected.plan.VolumeName
-		if other != key && (sameName || c.Payload.handle == rejected.handle) {
-			return other, true
-		}
-	}
-	return claimKey{}, false
 }
 
 // unresolved adds to indeterminateClaims the UIDs of claims whose volume may exist, and removes those whose volume exists.

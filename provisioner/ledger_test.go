@@ -114,6 +114,30 @@ func TestSourceOfCalls(t *testing.T) {
 	}
 }
 
+// TestHolderOf: a volume that the driver returns for two claims belongs to the second once the call for the first has ended.
+func TestHolderOf(t *testing.T) {
+	o := newOperations()
+	a, b := claimKey{"ns", "a", "a"}, claimKey{"ns", "b", "b"}
+	for _, key := range []claimKey{a, b} {
+		for _, c := range []change{begin(intent.Plan, "id", operation{}), {Event: intent.Send}, volumeCreated("v", ourVolume())} {
+			if _, _, err := o.Apply(key, c); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, want := range []claimKey{a, b} {
+		if holder, held := o.holderOf("v"); !held || holder != want {
+			t.Errorf("%v, %v, want %v", holder, held, want)
+		}
+		if _, _, err := o.Apply(want, noVolume(nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if holder, held := o.holderOf("v"); held || len(o.byHandle) > 0 {
+		t.Errorf("held by %v", holder)
+	}
+}
+
 // TestChangeDuringARequest: a request that the driver calls invalid is repeated without delay if an object that it was
 // prepared from has changed since.
 func TestChangeDuringARequest(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // nodeOwnership decides when this instance of a distributed provisioner tries to win a claim with immediate binding, that
@@ -93,16 +94,7 @@ func (o *nodeOwnership) pace() time.Duration { return o.c.cfg.NodeDeploymentBase
 
 // claimDelay returns how long to wait before a try, counted from 0.
 func (c Config) claimDelay(try int, random func(time.Duration) time.Duration) time.Duration {
-	delay := c.NodeDeploymentBaseDelay
-	for range try {
-		if delay >= c.NodeDeploymentMaxDelay/2 {
-			delay = c.NodeDeploymentMaxDelay
-			break
-		}
-		delay *= 2
-	}
-	delay = min(delay, c.NodeDeploymentMaxDelay)
-	return max(delay-random(c.NodeDeploymentBaseDelay), 0)
+	return max(workloop.Backoff(c.NodeDeploymentBaseDelay, c.NodeDeploymentMaxDelay, try)-random(c.NodeDeploymentBaseDelay), 0)
 }
 
 func randomDuration(below time.Duration) time.Duration {

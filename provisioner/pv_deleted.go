@@ -61,6 +61,10 @@ func (o *operations) pvDeleted(key claimKey, exists bool) (read bool) {
 	return read
 }
 
+// lostPV reports whether the PersistentVolume of an answered call was deleted although its creation got no response. The volume may be
+// deleted with it: it gets no other one.
+func (o operation) lostPV() bool { return o.pvMayExist && o.pvDeleted }
+
 // claimRefetched follows the deletion of a saved PersistentVolume.
 func claimRefetched(bound bool) change {
 	c := change{Set: func(o *operation) { o.handle, o.pvDeleted, o.saved = "", false, o.saved && bound }}

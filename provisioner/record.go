@@ -19,7 +19,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -208,9 +207,8 @@ func (d driver) recordOn(claim *corev1.PersistentVolumeClaim, hasVolume bool, c 
 
 // recordIDOf returns the ID of the record on claim, or "" if a user has removed or changed the record.
 func recordIDOf(claim *corev1.PersistentVolumeClaim) string {
-	var record struct{ ID string }
-	_ = json.Unmarshal([]byte(claim.Annotations[kube.AnnProvisioningRequest]), &record)
-	return record.ID
+	record, _ := recordOf(claim)
+	return ptr.Deref(record, requestRecord{}).ID
 }
 
 func isProtected(claim *corev1.PersistentVolumeClaim) bool {
@@ -222,7 +220,7 @@ func recordable(claim *corev1.PersistentVolumeClaim) bool {
 	return claim != nil && (claim.DeletionTimestamp == nil || isProtected(claim))
 }
 
-// recordOf reads the record on a protected claim; nil if a user has removed it.
+// recordOf reads the record on a protected claim; nil if a user has removed it. With an error, it has the fields that can be read.
 func recordOf(claim *corev1.PersistentVolumeClaim) (*requestRecord, error) {
 	text, recorded := claim.Annotations[kube.AnnProvisioningRequest]
 	if !recorded {
@@ -230,7 +228,7 @@ func recordOf(claim *corev1.PersistentVolumeClaim) (*requestRecord, error) {
 	}
 	r := &requestRecord{}
 	if err := json.Unmarshal([]byte(text), r); err != nil {
-		return nil, fmt.Errorf("annotation %s: %w", kube.AnnProvisioningRequest, err)
+		return r, fmt.Errorf("annotation %s: %w", kube.AnnProvisioningRequest, err)
 	}
 	return r, nil
 }
@@ -258,10 +256,13 @@ func recordedWithoutNode(claim *corev1.PersistentVolumeClaim) bool {
 	return err == nil && r != nil && r.SelectedNode == ""
 }
 
+// renewsRecord reports whether the record gets a new ID before the request of an earlier process is repeated: with the old one, a late
+// write of that process could remove it. The finalizer alone, which that process or a user has left, has none.
+func (o operation) renewsRecord() bool { return o.resumed != "" }
+
 // policy returns when CreateVolume is recorded on the claim.
 func (d driver) policy(s claimState) intent.Policy {
-	// With the old ID, a late write of the earlier process could remove its record.
-	p := intent.Policy{AtOnce: true, Renew: s.call.Payload.resumed != ""}
+	p := intent.Policy{AtOnce: true, Renew: s.call.Payload.renewsRecord()}
 	// The instances on other nodes must not release the source of a deleted claim.
 	sharesSource := d.NodeDeployment && s.call.Payload.source != nil
 	switch {
@@ -291,26 +292,18 @@ func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
 	wait := s.call.State == intent.Planned
 	if err == nil {
 		err = l.patchClaim(ctx, client, s.claim, patch)
-		wait = wait || o.resumed != "" && err != nil && !kube.IsRefused(err) && !apierrors.IsInvalid(err)
+		wait = wait || o.renewsRecord() && err != nil && !kube.RecordRefused(err)
 	}
 	if err == nil || l.claims.Outdated(s.claim, err) {
 		return change{}, nil
 	}
 	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
-	if !apierrors.IsInvalid(err) || !l.isDeleted(ctx, s.claim) { // Invalid: from a policy, or because the claim is deleted
-		l.c.claimFailed(s.claim, failedEvent(o.plan.ClassName, err))
-	}
+	l.c.claimFailed(s.claim, failedEvent(o.plan.ClassName, err))
 	if wait {
 		return change{}, err
 	}
 	klog.FromContext(ctx).Error(err, "Adding the finalizer to the PVC failed", "stage", stageOf(s.call))
 	return change{Event: intent.Refuse}, nil
-}
-
-// isDeleted reads a claim and reports whether it is deleted, or being deleted.
-func (l *claimLoop) isDeleted(ctx context.Context, claim *corev1.PersistentVolumeClaim) bool {
-	live, exists, err := l.claims.Refetch(ctx, l.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim)
-	return err == nil && (!exists || live.DeletionTimestamp != nil)
 }
 
 func (l *claimLoop) unprotect(ctx context.Context, s claimState) (change, error) {

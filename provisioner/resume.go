@@ -66,7 +66,7 @@ func (d driver) decideResume(s claimState) step {
 
 // isOfOtherDriver reports whether the claim has the record of another driver.
 func (d driver) isOfOtherDriver(s claimState) bool {
-	return isProtected(s.claim) && d.recordedFor(s) != d.name
+	return isProtected(s.claim) && !d.is(cmp.Or(kube.RecordOwner(s.claim), d.name))
 }
 
 // decideOtherDriver returns the step for a claim with the record of another driver, which alone can repeat the request.
@@ -75,11 +75,8 @@ func (d driver) decideOtherDriver(s claimState) step {
 		return d.decidePending(s)
 	}
 	return step{action: doFail, reason: "RecordOfAnotherDriver", err: cannotRetry(d.volumeName(s.claim.UID),
-		fmt.Errorf("the request was sent to driver %q", d.recordedFor(s)), "Run that driver")}
+		fmt.Errorf("the request was sent to driver %q", kube.RecordOwner(s.claim)), "Run that driver")}
 }
-
-// recordedFor returns the driver of the record on the claim: that of this process if the record cannot be read.
-func (d driver) recordedFor(s claimState) string { return cmp.Or(kube.RecordedDriver(s.claim), d.name) }
 
 // isReadError reports whether err means that an object could not be read, rather than that it does not exist or cannot be used.
 func isReadError(err error) bool {

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
@@ -398,7 +399,7 @@ func denyWithoutDetails(w http.ResponseWriter) {
 }
 
 // recordOfEarlierLeader: with a cache that does not show the record of an earlier leader yet, that record is neither
-// replaced nor removed.
+// replaced nor removed. A claim that was deleted meanwhile is decided about again.
 func recordOfEarlierLeader(t *testing.T) {
 	f := scenario(t, csitest.Config{}, nil)
 	f.settles()
@@ -449,6 +450,15 @@ func recordOfEarlierLeader(t *testing.T) {
 	if now := live(); err != nil || removed.Event != intent.Reset || isProtected(now) {
 		t.Errorf("removing the record: %v: %v", err, now.ObjectMeta)
 	}
+	const kept = `{"metadata":{"finalizers":["example.com/kept"]}}`
+	before, err := claims.Patch(t.Context(), created.Name, types.MergePatchType, []byte(kept), metav1.PatchOptions{})
+	f.Must(err)
+	f.Must(claims.Delete(t.Context(), created.Name, metav1.DeleteOptions{}))
+	if refused, err := l.protect(t.Context(), request(before, "fourth")); err != nil || refused.Event != 0 {
+		t.Errorf("a record on a claim that is being deleted: %q, %v", refused.Event, err)
+	}
+	_, err = claims.Patch(t.Context(), created.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	f.Must(err)
 }
 
 // manyNodes has the process exit during the first call, with a topology segment for each of n nodes. text is in the record.

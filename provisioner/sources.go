@@ -106,8 +106,8 @@ func (p *sourceProtector) inUse(key volumerules.Source) bool {
 		return true
 	}
 	for _, claim := range p.c.claims.ByIndex(kube.ByDependency, key.DependencyKey()) {
-		newest, ok := p.claims.Get(kube.Key(claim))
-		if !ok || newest.UID != claim.UID || !waits(newest) || p.ops.Get(keyOf(claim)).Payload.saved {
+		newest, exists := p.claims.Newest(claim)
+		if !exists || !waits(newest) || p.ops.Get(keyOf(claim)).Payload.saved {
 			continue
 		}
 		if source := dataSourceOf(newest); source != nil && *source == key { // the index ignores API groups

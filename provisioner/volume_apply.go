@@ -62,8 +62,8 @@ func (l *volumeLoop) failed(pv *corev1.PersistentVolume, err error) error {
 
 // refused returns err, which a write to pv has returned. It counts and reports the failure if a retry alone does not help.
 func (l *volumeLoop) refused(pv *corev1.PersistentVolume, err error) error {
-	newest, ok := l.volumes.Get(pv.Name)
-	if !ok || newest.UID != pv.UID || newest.ResourceVersion != pv.ResourceVersion || !kube.IsRefused(err) {
+	newest, exists := l.volumes.Newest(pv)
+	if !exists || newest.ResourceVersion != pv.ResourceVersion || !kube.IsRefused(err) {
 		return err // decideVolume has not seen the newest version
 	}
 	return l.failed(pv, fmt.Errorf("%w. Grant patch and delete on persistentvolumes, or correct the policy that denies it", err))

@@ -15,6 +15,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -137,7 +138,7 @@ func (l *volumeLoop) sync(ctx context.Context, name string) (time.Time, error) {
 			return time.Time{}, err
 		}
 	}
-	return time.Time{}, fmt.Errorf("PersistentVolume %q: not done after %d steps: %w", name, maxSteps, errBug)
+	return time.Time{}, fmt.Errorf("PersistentVolume %q: not done after %d steps: %w", name, maxSteps, intent.ErrBug)
 }
 
 // attachments returns the VolumeAttachments of the volume of pv that the cache has received; nil if the driver has none.

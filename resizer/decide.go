@@ -10,6 +10,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
+	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
@@ -100,6 +101,7 @@ type step struct {
 	claim  func(*corev1.PersistentVolumeClaim) // changes a copy of the claim
 	volume func(*corev1.PersistentVolume)      // changes a copy of the PersistentVolume
 	events []event                             // sent after the write
+	calls  bool                                // doIntend: the driver is called next
 	resets bool                                // doIntend: starts an expansion again that is infeasible on the node
 }
 
@@ -136,6 +138,7 @@ func (s claimState) inOrder(o operation, secret *corev1.SecretReference, record,
 	case intent.DoPrepare:
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, target: call.target}
 	case intent.DoRecord:
+		record.calls = true
 		if facts.Record == intent.Other {
 			start := record.claim
 			record.events, record.claim = nil, func(c *corev1.PersistentVolumeClaim) { start(c); renew(c, o.condition(), s.now) }
@@ -189,10 +192,7 @@ func (d driver) decideSlowRetry(o operation, s claimState, t target) (step, bool
 	return slow.wait(t.key, s.now)
 }
 
-// sameErrorInterval limits how often the text of an error with an unchanged code is updated.
-const sameErrorInterval = time.Minute
-
 // covers reports whether next repeats f, or differs in its text only and follows too soon to be reported.
 func (f failure) covers(next failure) bool {
-	return f.target == next.target && f.code == next.code && (f.text == next.text || next.at.Sub(f.at) < sameErrorInterval)
+	return f.target == next.target && f.code == next.code && (f.text == next.text || kube.ReportedRecently(f.at, next.at))
 }

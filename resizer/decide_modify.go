@@ -24,8 +24,7 @@ func currentClass(claim *corev1.PersistentVolumeClaim) string {
 // decideModify returns the next step of the modification of a claim of the driver.
 func (d driver) decideModify(s claimState) step {
 	requested := requestedClass(s.claim)
-	t, inProgress := modify.inProgress(s.claim)
-	inProgress = inProgress || s.call.State.MayHaveEffect()
+	t, _ := modify.inProgress(s.claim)
 	if requested != "" {
 		t = target{key: requested}
 	}
@@ -37,9 +36,9 @@ func (d driver) decideModify(s claimState) step {
 		return step{reason: "UpToDate"}
 	case s.stub:
 		return step{action: doReadClaim, reason: "Stub"}
-	case requested == "" && !inProgress && isTrue(s.claim, corev1.PersistentVolumeClaimVolumeModifyingVolume):
+	case requested == "" && !s.repeats(t) && isTrue(s.claim, corev1.PersistentVolumeClaimVolumeModifyingVolume):
 		return step{action: doCancel, reason: "NotRequested", claim: cancelModification, events: []event{modifyCanceled}}
-	case requested == "" && !inProgress:
+	case requested == "" && !s.repeats(t):
 		return step{reason: "NotRequested"}
 	case !s.classesServed:
 		return step{reason: "ClassesNotAvailable"} // it enqueues the claim when they are

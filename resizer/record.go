@@ -41,13 +41,15 @@ func (o operation) status(claim *corev1.PersistentVolumeClaim) (t target, status
 	return target{size: size, key: bytesOf(size)}, string(resizeStatus(claim))
 }
 
-// inProgress returns the target that claim records for o, until the driver has refused or the API shows it.
+// inProgress returns the target that claim records for o, until the driver has refused or the API shows it. Else it is zero.
 func (o operation) inProgress(claim *corev1.PersistentVolumeClaim) (t target, recorded bool) {
 	t, status := o.status(claim)
-	if o == modify {
-		return t, status == string(corev1.PersistentVolumeClaimModifyVolumeInProgress)
+	switch {
+	case o == modify && status == string(corev1.PersistentVolumeClaimModifyVolumeInProgress),
+		o == expand && status == string(controllerInProgress) && t.size.Sign() > 0 && !isTooLarge(t.size):
+		return t, true
 	}
-	return t, t.size.Sign() > 0 && !isTooLarge(t.size) && status == string(controllerInProgress)
+	return target{}, false
 }
 
 // infeasibleTarget returns the target that claim calls infeasible for o, "" for none.
@@ -103,7 +105,7 @@ func (a *attempt) intend(ctx context.Context, s claimState, step step) error {
 		change = func(c *corev1.PersistentVolumeClaim) { step.claim(c); otherStep.claim(c) }
 	}
 	err := a.patchClaim(ctx, s, change)
-	if otherStep != nil && isRefusal(err) { // an admission policy may refuse the other intent only
+	if otherStep != nil && isResponse(err) { // an admission policy may refuse the other intent only
 		otherStep = nil
 		err = a.patchClaim(ctx, s, step.claim)
 	}
@@ -141,7 +143,7 @@ func (a *attempt) companion(ctx context.Context) (*attempt, *step) {
 
 // intended remembers an intent that was written.
 func (a *attempt) intended(s claimState, step step) {
-	if a.key.Operation == modify || a.t.c.driver.expansion == expandsController {
+	if step.calls {
 		a.begin(a.key.Operation.callOf(a.t.ledger.Get(a.key), s.claim), step.target)
 	}
 	a.remember(0, func(m *operationMemory) {

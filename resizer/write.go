@@ -105,16 +105,16 @@ func (a *attempt) retry(s claimState, step step, err error) (bool, error) {
 		return true, nil
 	}
 	refused := failure{step.action.String(), string(apierrors.ReasonForError(err)), err.Error(), s.now}
-	if s.claim != nil && isRefusal(err) && !a.t.ledger.Get(a.key).Payload.refused.covers(refused) {
+	if s.claim != nil && isResponse(err) && !a.t.ledger.Get(a.key).Payload.refused.covers(refused) {
 		a.remember(0, func(m *operationMemory) { m.refused = refused })
 		a.t.event(s.claim, refusedEvent(a.key.Operation, s, step, err))
 	}
 	return false, err
 }
 
-// isRefusal reports whether the API server has refused the content of a write, or a part of it: err is no lost connection, and the
-// object was neither deleted nor changed.
-func isRefusal(err error) bool {
+// isResponse reports whether err is the response of the API server, or of a webhook, to the content of a write, or to a part of it: no lost
+// connection, and the object was neither deleted nor changed. Unlike [kube.IsRefused], it includes what a retry alone may help against.
+func isResponse(err error) bool {
 	return errors.Is(err, kube.ErrNotStored) ||
 		apierrors.ReasonForError(err) != metav1.StatusReasonUnknown && !kube.IsNotFound(err) && !apierrors.IsConflict(err)
 }

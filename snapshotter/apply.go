@@ -86,7 +86,7 @@ func (l *loop) readContent(ctx context.Context, s state, step step, r *reads) (e
 	}
 	switch {
 	case err == nil:
-		r.read = read
+		r.read, r.ofOrphan = read, s.orphan
 		return nil
 	case step.report == doReportDeletion:
 		return l.reportDeletion(ctx, c, deletionError(c, fmt.Errorf("reading the content: %w", err)))
@@ -129,14 +129,8 @@ func (l *loop) readSecret(ctx context.Context, c *content, step step, r *reads) 
 
 // exists reports whether c is in the cache.
 func (l *loop) exists(c *content) bool {
-	_, exists := l.newest(c)
+	_, exists := l.objects.Newest(c)
 	return exists
-}
-
-// newest returns the newest known version of c, or false if it does not exist.
-func (l *loop) newest(c *content) (*content, bool) {
-	newest, exists := l.objects.Get(c.Name)
-	return newest, exists && newest.UID == c.UID
 }
 
 // check asks the driver for the state of a pre-provisioned snapshot or of a member.

@@ -49,6 +49,7 @@ type state struct {
 // reads holds what earlier steps of the same sync read from the API server.
 type reads struct {
 	read      election.Moment // of the content; zero: not read
+	ofOrphan  bool            // that read was of a content that the cache lacks
 	secret    bool
 	secrets   map[string]string
 	noSecret  error // NotFound, of a deletion
@@ -271,7 +272,7 @@ func (s state) decideCall(call step, when intent.When) step {
 		record = intent.Own
 	}
 	switch intent.NextOfCall(intent.Policy{Record: when}, s.call.State, intent.Facts{
-		Record: record, Refused: s.content.leaving() && s.call.Refused, Writable: !s.orphan, Wanted: true,
+		Record: record, Refused: s.call.Refused, Writable: !s.orphan, Wanted: true,
 		Ready: call.secret == nil || s.reads.secret, Stale: !s.live,
 	}) {
 	case intent.DoPrepare:

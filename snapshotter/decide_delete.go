@@ -31,14 +31,8 @@ func (d driver) decideDelete(s state) step {
 	if s.other != nil && !s.other.leaving() {
 		return s.decideShared()
 	}
-	if s.call.State.Unanswered() { // a check that the driver executes after DeleteSnapshot creates the snapshot again
-		request, err := d.createRequest(c, s.class, s.call)
-		switch {
-		case err == nil:
-			return s.decideRepetition(request, nil) // the Secret is read
-		case s.isClassUncached():
-			return readClassStep()
-		} // else this process has not called it
+	if next, repeats := d.decideCheckReplay(s); repeats {
+		return next
 	}
 	next := step{action: doDelete, reason: "Deleting", deleted: c.snapshots(s.call)[0]}
 	switch {

@@ -20,11 +20,11 @@ func (d driver) decideReplay(s state) step {
 	if suspected && !s.live { // a previous leader may have recorded a call
 		return step{action: doReadContent, reason: "Unconfirmed", report: doReportDeletion}
 	}
-	request, err := d.createRequest(c, s.class, s.call)
+	request, read, err := d.repeatedRequest(s)
 	secret, problem := d.deletionSecret(s)
 	switch {
-	case err != nil && s.isClassUncached():
-		return readClassStep()
+	case read != nil:
+		return *read
 	case suspected && (err != nil || problem != nil): // it was probably never called
 		return s.decideRelease()
 	case err != nil:
@@ -35,6 +35,22 @@ func (d driver) decideReplay(s state) step {
 		return *problem
 	}
 	return s.decideRepetition(request, secret)
+}
+
+// decideCheckReplay handles a content whose snapshot is deleted next while a check of it is indeterminate: executed after
+// DeleteSnapshot, the check would create the snapshot again. It returns false if there is no such check.
+func (d driver) decideCheckReplay(s state) (next step, repeats bool) {
+	if !s.call.State.Unanswered() {
+		return step{}, false
+	}
+	request, read, err := d.repeatedRequest(s)
+	switch {
+	case read != nil:
+		return *read, true
+	case err != nil: // this process has not called it
+		return step{}, false
+	}
+	return s.decideRepetition(request, nil), true // the Secret is read
 }
 
 // decideRepetition repeats a CreateSnapshot during a deletion. The request is recorded again, although an earlier leader may have
@@ -53,9 +69,11 @@ func (s state) decideRepetition(request *createRequest, secret *corev1.SecretRef
 		intent.BeforeCall)
 }
 
-// isClassUncached reports whether the class may exist although the cache of a new leader lacks it.
-func (s state) isClassUncached() bool { return s.class == nil && s.content.class != "" && !s.classRead }
-
-func readClassStep() step {
-	return step{action: doReadClass, reason: "NotCached"}
+// repeatedRequest returns the request of a repetition, or the step that reads the class first, which the cache of a new leader may lack.
+func (d driver) repeatedRequest(s state) (request *createRequest, read *step, err error) {
+	request, err = d.createRequest(s.content, s.class, s.call)
+	if err != nil && s.class == nil && s.content.class != "" && !s.classRead {
+		return nil, &step{action: doReadClass, reason: "NotCached"}, nil
+	}
+	return request, nil, err
 }

@@ -593,16 +593,6 @@ func TestFailureID(t *testing.T) {
 	}
 }
 
-func TestCheckDelay(t *testing.T) {
-	cfg := DefaultConfig()
-	for checks, want := range map[int]time.Duration{0: time.Second, 1: 2 * time.Second, 8: 256 * time.Second, 9: 5 * time.Minute,
-		10000: 5 * time.Minute} {
-		if got := cfg.checkDelay(checks); got != want {
-			t.Errorf("after %d checks: %v, want %v", checks, got, want)
-		}
-	}
-}
-
 func TestStatusPatch(t *testing.T) {
 	const uid = `[{"op":"test","path":"/metadata/uid","value":"v1-uid"},`
 	for name, test := range map[string]struct {

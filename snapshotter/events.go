@@ -69,7 +69,7 @@ func (l *loop) report(ctx context.Context, c *content, kind action, err error) e
 	if ctx.Err() != nil {
 		return err
 	}
-	if newest, exists := l.newest(c); exists { // it may have changed during the RPC
+	if newest, exists := l.objects.Newest(c); exists { // it may have changed during the RPC
 		c = newest
 	}
 	prefix, reason := "Failed to create "+c.noun+": ", c.created
@@ -88,13 +88,13 @@ func (l *loop) report(ctx context.Context, c *content, kind action, err error) e
 	if c.terminating() && m.awaitsCheck(c) {
 		l.remember(c.UID, func(m *memory) { m.blocked = blockedError })
 	}
-	isKnown := c.known().err == message || c.known().err != "" && m.reported == id && now.Sub(m.reportedAt) < sameErrorInterval
+	isKnown := c.known().err == message || c.known().err != "" && m.reported == id && kube.ReportedRecently(m.reportedAt, now)
 	if isKnown {
 		return err
 	}
 	if writeErr := l.patchStatus(ctx, c, errorChange(message, now)); writeErr != nil {
 		klog.FromContext(ctx).Info("Updating the status failed", "err", writeErr)
-		if !kube.IsRefused(writeErr) || m.reported == id && now.Sub(m.reportedAt) < sameErrorInterval {
+		if !kube.IsRefused(writeErr) || m.reported == id && kube.ReportedRecently(m.reportedAt, now) {
 			return err
 		}
 	}

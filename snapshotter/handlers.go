@@ -126,7 +126,7 @@ func (l *loop) missed(c *content) {
 // forget drops the memory of a deleted content.
 func (l *loop) forget(ctx context.Context, key contentKey) {
 	e := l.ledger.Take(key.UID)
-	if !e.State.MayHaveEffect() || e.Payload.releasing {
+	if e.State == intent.Planned || !leftBehind(e) {
 		return
 	}
 	handle, name := "", requestWith(e.Args, key.UID).Name

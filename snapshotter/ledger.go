@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
+	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // entry is the last CreateSnapshot of a content, with the memory of the content. It is dropped with the Lease: everything that a
@@ -54,7 +55,7 @@ func (m *memory) written(a *answer, now time.Time, cfg Config) {
 		m.checks, m.nextCheck = 0, time.Time{}
 		return
 	}
-	m.nextCheck = now.Add(cfg.checkDelay(m.checks))
+	m.nextCheck = now.Add(workloop.Backoff(cfg.RetryIntervalStart, cfg.RetryIntervalMax, m.checks))
 	m.checks++
 }
 
@@ -63,18 +64,6 @@ func (m *memory) written(a *answer, now time.Time, cfg Config) {
 func (m memory) awaitsCheck(c *content) bool {
 	return c.preProvisioned() && !c.bound() && c.policy == snapshotv1.VolumeSnapshotContentDelete && c.known().handle == "" &&
 		!c.status.cleared() && !m.deleted && !m.absent
-}
-
-// checkDelay returns the time until the next check after a number of unsuccessful ones.
-func (c Config) checkDelay(checks int) time.Duration {
-	delay := c.RetryIntervalStart
-	for range checks {
-		if delay >= c.RetryIntervalMax/2 {
-			return c.RetryIntervalMax
-		}
-		delay *= 2
-	}
-	return min(delay, c.RetryIntervalMax)
 }
 
 // failureID identifies errors that differ only in volatile text, such as request IDs.

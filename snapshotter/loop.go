@@ -120,6 +120,9 @@ func (l *loop) gather(key contentKey, r reads) state {
 			return s
 		}
 		s.orphan = true
+		if !r.ofOrphan { // another driver may have it since that read
+			s.read = election.Moment{}
+		}
 	}
 	s.content, s.live, s.class, s.call = c, fresh, r.class, c.call(s.call)
 	if class, ok := l.watches.classes.Get(c.class); ok && c.class != "" {

@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
@@ -137,7 +136,6 @@ func (c *content) binds(e entry) bool {
 // record writes the finalizer and the request before the first call.
 func (l *loop) record(ctx context.Context, c *content, step step) error {
 	_, err := l.objects.Patch(ctx, l.writer, c, step.change)
-	newest, exists := l.newest(c)
 	switch {
 	case err == nil:
 		if !c.leaving() && c.neverCalled(l.ledger.Get(c.UID)) {
@@ -146,15 +144,13 @@ func (l *loop) record(ctx context.Context, c *content, step step) error {
 		return err
 	case l.objects.Outdated(c, err):
 		return nil // decide again
-	case exists && apierrors.IsInvalid(err) && newest.terminating() && !c.terminating():
-		return nil // it is being deleted: decide again
 	}
 	err = fmt.Errorf("failed to add %sBeingCreated annotation on the %s %s: %w",
 		strings.TrimSuffix(c.kind.name, "Content"), c.object, c.Name, err)
 	switch {
 	case !c.leaving():
 		return l.report(ctx, c, doReportCreation, err)
-	case kube.IsRefused(err), apierrors.IsInvalid(err): // the repetition does without
+	case kube.RecordRefused(err): // the repetition does without
 		l.eventOnce(c, "record", warning, c.deleted, err.Error())
 		return l.happened(c.UID, intent.Refuse, nil)
 	}

@@ -535,6 +535,34 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.Calls(removeSnapshot, 0)
 		f.patch("v1", `{"metadata":{"finalizers":null}}`)
 	})
+	t.Run("content_given_to_another_driver_during_the_read_before_its_deletion", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.blockedByOutcome()
+		o := f.until("exists", func(o *snapshotv1.VolumeSnapshotContent) bool { return o != nil })
+		f.Plugin.Next(createSnapshot, func(_ context.Context, _ *csitest.Plugin, _ any, do func() (any, error)) (any, error) {
+			var once sync.Once
+			f.requests.refusing(func(r request) int {
+				if r.method == http.MethodGet {
+					once.Do(func() {
+						f.patch("v1", `{"spec":{"driver":"other"}}`)
+						kubetest.Eventually(f.T, "the watch has delivered it", func(context.Context) error {
+							if f.c.contentLoop.Load().ledger.Get(o.UID).Payload.orphan == nil {
+								return errors.New("not yet")
+							}
+							return nil
+						})
+					})
+				}
+				return 0
+			})
+			return do()
+		})
+		f.Plugin.Always(createSnapshot, nil) // no call before it may succeed
+		f.waitEvent("This content was deleted or given to another driver", "may remain")
+		f.quiet()
+		f.Calls(removeSnapshot, 0)
+		f.patch("v1", `{"metadata":{"finalizers":null}}`)
+	})
 	t.Run("049_annotation_restored", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.ready(nil)

@@ -16,9 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// sameErrorInterval limits how often an error is written that differs only in volatile text.
-const sameErrorInterval = time.Minute
-
 // statusChange holds members of a status by name; nil removes a member.
 type statusChange map[string]any
 

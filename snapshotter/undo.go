@@ -20,8 +20,12 @@ import (
 func (l *loop) mustUndo(c *content, e entry) bool {
 	handle := c.deletedHandle(e)
 	return c.leaving() && c.policy == snapshotv1.VolumeSnapshotContentDelete && (handle == "" || l.other(c, handle) == nil) &&
-		e.State.InProgress() && !e.Payload.releasing && e.Payload.undoable
+		leftBehind(e) && e.Payload.undoable
 }
+
+// leftBehind reports whether the call e was in progress when its content was deleted. If this process has removed the finalizer, the call
+// had ended.
+func leftBehind(e entry) bool { return e.State.InProgress() && !e.Payload.releasing }
 
 // orphanOf returns the last state of a content that does not exist any more and whose call e is undone, or nil. Its deletion continues as
 // that of a content that exists, but nothing is written to it.

@@ -68,6 +68,15 @@ func nodeError(lv *LogicalVolume, creating bool) error {
 	}
 }
 
+// isIndeterminate reports whether the code of err leaves open whether a volume exists.
+func isIndeterminate(err error) bool {
+	switch status.Code(err) {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted:
+		return true
+	}
+	return false
+}
+
 // apiError returns the error of a call for a failed request to the API server. doing says what the request was for. The code is not
 // final: the LogicalVolume of an earlier call may exist.
 func apiError(ctx context.Context, s subject, doing string, err error) error {

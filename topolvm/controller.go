@@ -63,13 +63,22 @@ func (s *Service) create(ctx context.Context, operation string, r creation) (*Lo
 		}
 		defer release()
 	}
-	return s.run(ctx, operation, func(ctx context.Context, k *call) (step, error) {
+	lv, err := s.run(ctx, operation, func(ctx context.Context, k *call) (step, error) {
 		state, err := k.gatherCreation(ctx, r)
 		if err != nil {
 			return step{}, err
 		}
 		return decideCreation(s.names, r, state), nil
 	})
+	if err == nil || isIndeterminate(err) {
+		return lv, err
+	}
+	// The caller takes the code for final, so that no LogicalVolume may appear after it.
+	if s.unanswered.has(r.name, s.now()) {
+		err = r.subject().errorf(codes.Aborted, "an earlier request to create it had no response, and may still take effect. Repeat the "+
+			"call, which has failed: %s", status.Convert(err).Message())
+	}
+	return nil, err
 }
 
 // DeleteVolume deletes a LogicalVolume and returns after topolvm-node has removed the LVM volume. It does not delete a snapshot.

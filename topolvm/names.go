@@ -34,7 +34,7 @@ func DriverName(useLegacy string) string {
 const (
 	// annotationVolumeName is the name of a LogicalVolume in the CSI request, which may have capital letters.
 	annotationVolumeName = "storage-controller.io/volume-name"
-	// annotationClaim is NAMESPACE/NAME of the claim of a LogicalVolume, for reports.
+	// annotationClaim is NAMESPACE/NAME of the claim of a LogicalVolume, whose opt-outs count.
 	annotationClaim = "storage-controller.io/claim"
 
 	// labelCreatedBy is topolvm-controller on a LogicalVolume: topolvm-node sets the label otherwise.

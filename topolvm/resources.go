@@ -35,10 +35,11 @@ func (s *Service) Resources(requests *rest.Config) (*Resources, error) {
 	return &Resources{s.names, s.caches, client}, err
 }
 
-func resourceOf(lv *LogicalVolume) nodecleanup.Resource {
+func resourceOf(lv *LogicalVolume, driver string) nodecleanup.Resource {
 	return nodecleanup.Resource{
 		Name: lv.Name, Node: lv.Spec.NodeName, Handle: cmp.Or(lv.Status.VolumeID, string(lv.UID)),
 		Claim: lv.Claim(), ClaimUID: types.UID(claimUID(lv.Name)), Version: lv.ResourceVersion, UID: lv.UID, Deleting: lv.terminating(),
+		Unusable: lv.IsIgnored(driver) || lv.Status.CurrentSize == 0, Snapshot: lv.IsSnapshot(),
 	}
 }
 
@@ -48,7 +49,7 @@ func (r *Resources) List() []nodecleanup.Resource {
 	var all []nodecleanup.Resource
 	for _, lv := range r.caches.volumes.List() {
 		if !lv.terminating() || slices.Contains(lv.Finalizers, r.names.finalizer()) {
-			all = append(all, resourceOf(lv))
+			all = append(all, resourceOf(lv, string(r.names)))
 		}
 	}
 	return all
@@ -63,7 +64,7 @@ func (r *Resources) Get(ctx context.Context, name string) (*nodecleanup.Resource
 	case err != nil:
 		return nil, fmt.Errorf("reading LogicalVolume %s: %w", name, err)
 	}
-	found := resourceOf(lv)
+	found := resourceOf(lv, string(r.names))
 	return &found, nil
 }
 

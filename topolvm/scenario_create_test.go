@@ -10,11 +10,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -401,6 +403,26 @@ var createScenarios = []scenario{
 			t.Errorf("got %v, want that of %v", v, lv)
 		}
 		f.sentOnce(t, createLV)
+	}},
+	{"036_request_without_a_response", func(t *testing.T) {
+		var ahead atomic.Int64
+		f := start(t, clocked(func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }))
+		f.requests.intercept(func(r request) int { return map[string]int{http.MethodPost: http.StatusGatewayTimeout}[r.verb] })
+		_, err := f.create("v", f.on("a"))
+		f.fails(err, codes.Unavailable, "v")
+		f.requests.intercept(nil)
+		f.deleteNode("a")
+		others := 0
+		f.until("other creations are refused", func() bool {
+			others++
+			_, err := f.create(fmt.Sprint("other", others), f.on("a"))
+			return status.Code(err) == codes.ResourceExhausted
+		})
+		_, err = f.create("v", f.on("a"))
+		f.fails(err, codes.Aborted, "v", "had no response", "the Node is being deleted")
+		ahead.Store(int64(3 * time.Minute))
+		_, err = f.create("v", f.on("a"))
+		f.fails(err, codes.ResourceExhausted)
 	}},
 	{"037_concurrent", func(t *testing.T) {
 		f := start(t)

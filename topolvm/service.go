@@ -65,6 +65,8 @@ type Service struct {
 	nameLocks keylock.Locks[string] // of creations, by name of the LogicalVolume
 	idLocks   keylock.Locks[string] // by volume ID: exclusive during changes, shared while it is a source
 
+	unanswered unanswered // creations
+
 	// attached is closed when the fields below are set.
 	attached chan struct{}
 	caches   *caches

@@ -52,7 +52,7 @@ var inputs = []struct{ names, writer, effect, check string }{
 	{"`snapshot.storage.kubernetes.io/…`, `groupsnapshot.storage.k8s.io/…`, `groupsnapshot.storage.kubernetes.io/…`, " +
 		"`storage-controller.io/create-snapshot`", "VolumeSnapshotContent, VolumeGroupSnapshotContent, administrators",
 		"snapshots and their Secrets", "cluster permissions; `--secret-namespaces`"},
-	{"`storage-controller.io/claim`, `storage-controller.io/volume-name`", "LogicalVolume, administrators", "reports; AlreadyExists",
+	{"`storage-controller.io/claim`, `storage-controller.io/volume-name`", "LogicalVolume, administrators", "opt-outs; AlreadyExists",
 		"cluster permissions"},
 	{"`pv.kubernetes.io/provisioned-by`, `volume.kubernetes.io/controller-modify-secret-name`, " +
 		"`volume.kubernetes.io/controller-modify-secret-namespace`, `volume.kubernetes.io/provisioner-deletion-secret-name`, " +

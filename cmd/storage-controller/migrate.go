@@ -16,8 +16,8 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/settings"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
@@ -231,8 +231,8 @@ func configOf(args []string) (app.Config, error) {
 	return c.Enabled(), err
 }
 
-// grantsOf returns the permissions that doctor would check for a command line.
-func grantsOf(args []string, d migrate.Driver) []migrate.Grant {
+// grantsOf returns the permissions that doctor would check for a command line in a pod of namespace.
+func grantsOf(args []string, d migrate.Driver, namespace string) []rbac.Grant {
 	c, err := configOf(args)
 	if err != nil {
 		return nil // acceptable reports it
@@ -240,20 +240,13 @@ func grantsOf(args []string, d migrate.Driver) []migrate.Grant {
 	driver := csiclient.Driver{Name: c.DriverName(), Plugin: csiclient.PluginCapabilities{VolumeAccessibilityConstraints: d.Topology}}
 	driver.Controller.PublishUnpublishVolume, driver.Controller.ExpandVolume = d.Attach, d.Expand
 	driver.Controller.CreateDeleteSnapshot, driver.Controller.ModifyVolume = d.Snapshot, d.Modify
-	var grants []migrate.Grant
-	for _, g := range c.Plan(driver, false).Grants {
-		grant := migrate.Grant{Name: g.File}
-		if g.Namespace == c.Common.LeaseNamespace {
-			grant.Namespace = g.Namespace
+	grants := c.Plan(driver, false).Grants
+	for _, g := range grants {
+		for i, a := range g.Accesses {
+			if a.Namespace != "" && a.Namespace != c.Common.LeaseNamespace {
+				g.Accesses[i].Namespace = namespace
+			}
 		}
-		rules := g.Rules
-		if rules == nil {
-			rules = doctor.Rules(g.File)
-		}
-		for _, r := range rules {
-			grant.Rules = append(grant.Rules, migrate.Rule(r))
-		}
-		grants = append(grants, grant)
 	}
 	return grants
 }

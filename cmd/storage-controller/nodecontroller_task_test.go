@@ -9,7 +9,9 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -74,7 +76,8 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 		maps := cp.Client().CoreV1().ConfigMaps(ns)
 		_, err := maps.Create(t.Context(), &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: "lost-nodes." + driver,
-				Annotations: map[string]string{nodecleanup.AnnotationMode: string(nodecleanup.ModeClaims)}},
+				Annotations: map[string]string{nodecleanup.AnnotationMode: string(nodecleanup.ModeClaims),
+					nodecleanup.AnnotationTopologyKey: "k"}},
 			Data: map[string]string{"n1": `{"node":"n1","since":"2026-11-22T09:51:03Z","held":"breaker"}`}}, metav1.CreateOptions{})
 		must(err)
 		approved := func() string {
@@ -91,9 +94,17 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 		if code, _, stderr := command("approve", "--yes"); code != exitFailure || !strings.Contains(stderr, "Name the nodes") {
 			t.Errorf("without a node: %d %q", code, stderr)
 		}
-		if code, stdout, stderr := command("approve", "--held", "--all", "--yes", "--namespace="+ns); code != 0 ||
-			approved() != "n1=all" {
-			t.Errorf("%d %q %q, approved %q", code, stdout, stderr, approved())
+		for _, policy := range []corev1.PersistentVolumeReclaimPolicy{"Delete", "Retain"} {
+			volumeOn(t, cp.Client(), ns, driver, "n1", policy)
+		}
+		code, stdout, stderr := command("approve", "--held", "--all", "--yes", "--namespace="+ns)
+		for _, want := range []string{
+			"did not opt in, and will be deleted: volume " + ns + "-delete, claim " + ns + "/delete\n",
+			"did not opt in, and will be deleted with --node-cleanup-retain=claim: volume " + ns + "-retain, claim " + ns + "/retain\n",
+		} {
+			if code != 0 || approved() != "n1=all" || !strings.Contains(stdout, want) {
+				t.Errorf("%d %q %q, approved %q, want %q", code, stdout, stderr, approved(), want)
+			}
 		}
 	})
 	t.Run("TopoLVM", func(t *testing.T) {
@@ -116,4 +127,36 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 			t.Errorf("%d %q", code, stderr)
 		}
 	})
+}
+
+// volumeOn creates a PersistentVolume on a node with the topology key "k", and its claim, both with the name of the policy.
+func volumeOn(t *testing.T, client kubernetes.Interface, ns, driver, node string, policy corev1.PersistentVolumeReclaimPolicy) {
+	t.Helper()
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	name := strings.ToLower(string(policy))
+	claim, err := client.CoreV1().PersistentVolumeClaims(ns).Create(t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeClaimSpec{AccessModes: modes, VolumeName: ns + "-" + name, StorageClassName: new(string),
+			Resources: corev1.VolumeResourceRequirements{Requests: size}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	on := []corev1.NodeSelectorRequirement{{Key: "k", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}
+	_, err = client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: ns + "-" + name}, Spec: corev1.PersistentVolumeSpec{
+			AccessModes: modes, Capacity: size, PersistentVolumeReclaimPolicy: policy,
+			ClaimRef: &corev1.ObjectReference{Namespace: ns, Name: name, UID: claim.UID},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: on}},
+			}},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name},
+			},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -23,10 +23,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/cert"
+	"k8s.io/component-helpers/auth/rbac/validation"
 	k8syaml "sigs.k8s.io/yaml"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/topolvm"
 	"github.com/storage-controller/storage-controller/topolvm/topolvmtest"
 )
@@ -235,21 +236,14 @@ func migratesChart(t *testing.T, manifest string) {
 // containsPermissions checks that manifests grant what the command topolvm needs, except those of Secrets.
 func containsPermissions(t *testing.T, manifests string, legacy, snapshots, cleanup bool) {
 	t.Helper()
-	granted := map[string]bool{}
-	add := func(groups, resources, verbs []string, have func(permission string)) {
-		for _, group := range groups {
-			for _, resource := range resources {
-				for _, verb := range verbs {
-					have(verb + " " + resource + "." + group)
-				}
-			}
-		}
-	}
+	granted := map[rbac.Access]bool{}
 	for doc := range strings.SplitSeq(manifests, "---\n") {
 		var role rbacv1.ClusterRole
 		if err := k8syaml.Unmarshal([]byte(doc), &role); err == nil {
-			for _, r := range role.Rules {
-				add(r.APIGroups, r.Resources, r.Verbs, func(permission string) { granted[permission] = true })
+			for _, rule := range role.Rules {
+				for _, r := range validation.BreakdownRule(rule) {
+					granted[rbac.Access{Verb: r.Verbs[0], Group: r.APIGroups[0], Resource: r.Resources[0]}] = true
+				}
 			}
 		}
 	}
@@ -268,14 +262,11 @@ func containsPermissions(t *testing.T, manifests string, legacy, snapshots, clea
 		other = topolvm.Driver
 	}
 	for _, directory := range directories {
-		for _, r := range doctor.Rules(directory) {
-			if !slices.Contains(r.Groups, other) {
-				add(r.Groups, r.Resources, r.Verbs, func(permission string) {
-					updated := "update persistentvolumeclaims." // in place of patch
-					if !granted[permission] && !(permission == "patch persistentvolumeclaims." && granted[updated]) {
-						t.Errorf("%s of %s is not granted", permission, directory)
-					}
-				})
+		for _, a := range rbac.Of(directory, "") {
+			update := rbac.Access{Verb: "update", Resource: "persistentvolumeclaims"} // in place of patch
+			isPatch := a == rbac.Access{Verb: "patch", Resource: "persistentvolumeclaims"}
+			if a.Group != other && !granted[a] && !(isPatch && granted[update]) {
+				t.Errorf("%s of %s is not granted", a, directory)
 			}
 		}
 	}

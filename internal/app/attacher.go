@@ -13,7 +13,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 )
 
 const attacherName = "attacher"
@@ -34,7 +34,7 @@ var attacherRole = Role{
 				[]string{"attacher.reconcile-sync", "attacher.max-entries"}},
 		}
 	},
-	grants: func(Settings, csiclient.Driver) []doctor.Grant { return []doctor.Grant{{File: "attacher"}} },
+	grants: func(Settings, csiclient.Driver) []rbac.Grant { return []rbac.Grant{{File: "attacher"}} },
 	build:  buildAttacher,
 }
 

@@ -18,7 +18,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
 
@@ -85,20 +85,20 @@ func capacityEnvironment(s Settings) error {
 	return errors.Join(errs...)
 }
 
-func capacityGrants(s Settings, _ csiclient.Driver) []doctor.Grant {
+func capacityGrants(s Settings, _ csiclient.Driver) []rbac.Grant {
 	cfg, namespace := capacityConfig(s), os.Getenv("NAMESPACE")
 	if namespace == "" {
 		namespace = election.Namespace("")
 	}
-	grants := []doctor.Grant{{File: "capacity", Namespace: namespace}}
+	grants := []rbac.Grant{{File: "capacity", Namespace: namespace}}
 	if cfg.OwnerRefLevel >= 0 {
-		grants = append(grants, doctor.Grant{File: "capacity-owner", Namespace: namespace})
+		grants = append(grants, rbac.Grant{File: "capacity-owner", Namespace: namespace})
 	}
 	if cfg.OwnerRefLevel >= 2 {
-		grants = append(grants, doctor.Grant{File: "capacity-owner-deployment", Namespace: namespace})
+		grants = append(grants, rbac.Grant{File: "capacity-owner-deployment", Namespace: namespace})
 	}
 	if !cfg.NodeDeployment {
-		grants = append(grants, doctor.Grant{File: "capacity-topology"})
+		grants = append(grants, rbac.Grant{File: "capacity-topology"})
 	}
 	return grants
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 )
@@ -75,22 +76,26 @@ func (c Config) planRole(r Role, driver string) doctor.Role {
 
 // grants returns the directories of deploy/rbac that the chosen roles need. The permissions for Secrets
 // depend on the StorageClasses and are not among them.
-func (c Config) grants(chosen []Role, driver csiclient.Driver, leases string) []doctor.Grant {
-	var grants []doctor.Grant
+func (c Config) grants(chosen []Role, driver csiclient.Driver, leases string) []rbac.Grant {
+	var grants []rbac.Grant
 	seen := map[string]bool{}
 	for _, r := range chosen {
 		grants = append(grants, r.grants(c.Settings, driver)...)
 		lease := r.lease(c.Settings, driver.Name)
 		if c.Common.LeaderElection && !seen[lease] { // roles may share a Lease
-			grants = append(grants, doctor.Grant{File: r.Name + "-leader-election", Namespace: leases})
+			grants = append(grants, rbac.Grant{File: r.Name + "-leader-election", Namespace: leases})
 		}
 		seen[lease] = true
+	}
+	for i, g := range grants {
+		grants[i].Accesses = rbac.Of(g.File, g.Namespace)
 	}
 	if c.service {
 		grants = append(grants, serviceGrant(c.topolvm.driver()))
 	}
 	if c.Common.SecureMetrics {
-		grants = append(grants, doctor.Grant{File: "nodecontroller-secure-metrics"})
+		const file = "nodecontroller-secure-metrics"
+		grants = append(grants, rbac.Grant{File: file, Accesses: rbac.Of(file, "")})
 	}
 	return grants
 }

@@ -19,8 +19,8 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/settings"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
@@ -151,9 +151,9 @@ func nodecontrollerConditions(s Settings, _ *csiclient.Driver) []condition {
 	}}}
 }
 
-func nodecontrollerGrants(s Settings, d csiclient.Driver) []doctor.Grant {
+func nodecontrollerGrants(s Settings, d csiclient.Driver) []rbac.Grant {
 	c := nodecontrollerOf(s, d.Name)
-	grants := []doctor.Grant{{File: nodecontrollerName, Namespace: election.Namespace("")}}
+	grants := []rbac.Grant{{File: nodecontrollerName, Namespace: election.Namespace("")}}
 	for _, file := range []struct {
 		needed bool
 		name   string
@@ -166,7 +166,7 @@ func nodecontrollerGrants(s Settings, d csiclient.Driver) []doctor.Grant {
 		{c.ResizeNudge, "nodecontroller-resize-nudge"},
 	} {
 		if file.needed {
-			grants = append(grants, doctor.Grant{File: file.name})
+			grants = append(grants, rbac.Grant{File: file.name})
 		}
 	}
 	return grants

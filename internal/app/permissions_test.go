@@ -16,7 +16,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/metrics"
 )
@@ -109,8 +109,9 @@ func memberOf(t *terms, name string) *member {
 func grantFile(t *testing.T, cp *kubetest.ControlPlane, user, file string) {
 	t.Helper()
 	var rules []rbacv1.PolicyRule
-	for _, r := range doctor.Rules(file) {
-		rules = append(rules, rbacv1.PolicyRule{APIGroups: r.Groups, Resources: r.Resources, Verbs: r.Verbs})
+	for _, a := range rbac.Of(file, "") {
+		rules = append(rules, a.Rule())
 	}
-	grant(t, cp.Client(), user+"-"+file, rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}, rules...)
+	subject := rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}
+	grant(t, cp.Client(), user+"-"+file, subject, rules...)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/provisioner"
 )
@@ -61,25 +62,25 @@ func provisionerConditions(s Settings, d *csiclient.Driver) []condition {
 	}
 }
 
-func provisionerGrants(s Settings, d csiclient.Driver) []doctor.Grant {
+func provisionerGrants(s Settings, d csiclient.Driver) []rbac.Grant {
 	cfg, caps := provisionerConfig(s), d.Controller
-	grants := []doctor.Grant{{File: "provisioner"}}
+	grants := []rbac.Grant{{File: "provisioner"}}
 	if caps.PublishUnpublishVolume {
-		grants = append(grants, doctor.Grant{File: "provisioner-attachments"})
+		grants = append(grants, rbac.Grant{File: "provisioner-attachments"})
 	}
 	if d.Plugin.VolumeAccessibilityConstraints && cfg.Topology && !cfg.NodeDeployment {
-		grants = append(grants, doctor.Grant{File: "provisioner-topology"})
+		grants = append(grants, rbac.Grant{File: "provisioner-topology"})
 	}
 	if caps.CreateDeleteSnapshot {
-		grants = append(grants, doctor.Grant{File: "provisioner-snapshots",
+		grants = append(grants, rbac.Grant{File: "provisioner-snapshots",
 			Without: "volumes are not restored from snapshots, only after a delay, or without protecting the snapshot"})
 	}
 	if caps.ModifyVolume && cfg.VolumeAttributesClass {
 		without := "PVCs with a VolumeAttributesClass fail, or are provisioned only after a delay"
-		grants = append(grants, doctor.Grant{File: "provisioner-volumeattributesclasses", Without: without})
+		grants = append(grants, rbac.Grant{File: "provisioner-volumeattributesclasses", Without: without})
 	}
 	if cfg.CrossNamespaceVolumeDataSource {
-		grants = append(grants, doctor.Grant{File: "provisioner-cross-namespace"})
+		grants = append(grants, rbac.Grant{File: "provisioner-cross-namespace"})
 	}
 	return grants
 }

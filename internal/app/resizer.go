@@ -14,6 +14,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/resizer"
@@ -64,20 +65,20 @@ func resizerConditions(s Settings, d *csiclient.Driver) []condition {
 	}
 }
 
-func resizerGrants(s Settings, d csiclient.Driver) []doctor.Grant {
+func resizerGrants(s Settings, d csiclient.Driver) []rbac.Grant {
 	cfg := resizerConfig(s)
-	grants := []doctor.Grant{{File: resizerName}}
+	grants := []rbac.Grant{{File: resizerName}}
 	if d.Controller.ModifyVolume && cfg.VolumeAttributesClass {
-		grants = append(grants, doctor.Grant{File: "resizer-volumeattributesclasses", Without: "volumes are not modified"})
+		grants = append(grants, rbac.Grant{File: "resizer-volumeattributesclasses", Without: "volumes are not modified"})
 	}
 	if !cfg.HandleVolumeInUseError || d.Plugin.ExpandOnline || !d.Controller.ExpandVolume {
 		return grants
 	}
 	if d.Controller.PublishUnpublishVolume {
-		return append(grants, doctor.Grant{File: "resizer-attachments", Or: "resizer-pods",
+		return append(grants, rbac.Grant{File: "resizer-attachments", Or: "resizer-pods",
 			Without: "the expansion of an attached volume is tried, too"})
 	}
-	return append(grants, doctor.Grant{File: "resizer-pods", Or: "resizer-attachments",
+	return append(grants, rbac.Grant{File: "resizer-pods", Or: "resizer-attachments",
 		Without: "the expansion of a volume in use is tried, too"})
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/keylock"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/provisioner"
@@ -71,7 +72,7 @@ type Role struct {
 	// work. Optional.
 	otherLeases func(driver string) []string
 	// grants returns the directories of deploy/rbac that the role needs, without leader election.
-	grants func(Settings, csiclient.Driver) []doctor.Grant
+	grants func(Settings, csiclient.Driver) []rbac.Grant
 	// apis returns the optional kinds of the API that the role uses. Optional.
 	apis func(Settings, csiclient.Driver) []doctor.API
 

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/snapshotter"
 )
@@ -56,10 +57,10 @@ func usesGroups(s Settings, d csiclient.Driver) bool {
 	return cfg.Groups && !cfg.NodeDeployment && d.Group.CreateDeleteGetVolumeGroupSnapshot
 }
 
-func snapshotterGrants(s Settings, d csiclient.Driver) []doctor.Grant {
-	grants := []doctor.Grant{{File: "snapshotter"}}
+func snapshotterGrants(s Settings, d csiclient.Driver) []rbac.Grant {
+	grants := []rbac.Grant{{File: "snapshotter"}}
 	if usesGroups(s, d) {
-		grants = append(grants, doctor.Grant{File: "snapshotter-groups", Without: "group snapshots are not created and deleted"})
+		grants = append(grants, rbac.Grant{File: "snapshotter-groups", Without: "group snapshots are not created and deleted"})
 	}
 	return grants
 }

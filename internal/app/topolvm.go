@@ -22,6 +22,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/nodecontroller"
@@ -199,13 +200,13 @@ func (c serviceConfig) served() csiclient.Driver {
 }
 
 // serviceGrant returns the permissions of a command that serves driver.
-func serviceGrant(driver string) doctor.Grant {
+func serviceGrant(driver string) rbac.Grant {
 	other := topolvm.LegacyDriver
 	if driver == other {
 		other = topolvm.Driver
 	}
-	ofOther := func(r doctor.Rule) bool { return slices.Contains(r.Groups, other) }
-	return doctor.Grant{File: topolvmName, Rules: slices.DeleteFunc(slices.Clone(doctor.Rules(topolvmName)), ofOther)}
+	ofOther := func(a rbac.Access) bool { return a.Group == other }
+	return rbac.Grant{File: topolvmName, Accesses: slices.DeleteFunc(rbac.Of(topolvmName, ""), ofOther)}
 }
 
 // serviceAPI returns the kind without which a command cannot serve driver.

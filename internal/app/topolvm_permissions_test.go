@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/topolvm"
 	"github.com/storage-controller/storage-controller/topolvm/topolvmtest"
 )
@@ -49,14 +49,8 @@ func overlayAuthorizer(t *testing.T) *authorizer {
 	}
 	a := &authorizer{granted: map[string]bool{}, denied: map[string]bool{}}
 	for _, d := range directories {
-		for _, r := range doctor.Rules(d[1]) {
-			for _, group := range r.Groups {
-				for _, resource := range r.Resources {
-					for _, verb := range r.Verbs {
-						a.granted[verb+" "+resource+"."+group] = true
-					}
-				}
-			}
+		for _, access := range rbac.Of(d[1], "") {
+			a.granted[access.Verb+" "+access.Resource+"."+access.Group] = true
 		}
 	}
 	return a
@@ -162,9 +156,23 @@ func (p *pod) snapshot(pv *corev1.PersistentVolume) {
 	})
 }
 
-// clean deletes a node, and waits until it and its LogicalVolumes are deleted, and the deletion of its claim was requested.
+// clean deletes a node, and waits until it and its LogicalVolumes except for snapshots are deleted, and the deletion of its claim was
+// requested.
 func (p *pod) clean(node *topolvmtest.Node, claim *corev1.PersistentVolumeClaim) {
 	p.t.Helper()
+	names := func(keep func(topolvm.LogicalVolume) bool) (names []string) {
+		lvs, err := p.lvs.List(p.t.Context(), metav1.ListOptions{})
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		for _, lv := range lvs.Items {
+			if lv.Spec.NodeName == node.Name() && keep(lv) {
+				names = append(names, lv.Name)
+			}
+		}
+		return names
+	}
+	kept := names(func(lv topolvm.LogicalVolume) bool { return lv.IsSnapshot() })
 	if err := p.client.CoreV1().Nodes().Delete(p.t.Context(), node.Name(), metav1.DeleteOptions{}); err != nil {
 		p.t.Fatal(err)
 	}
@@ -175,10 +183,9 @@ func (p *pod) clean(node *topolvmtest.Node, claim *corev1.PersistentVolumeClaim)
 		if !apierrors.IsNotFound(errNode) || !isDeleted {
 			return errors.Join(errNode, errClaim, errors.New("the node or the claim exists"))
 		}
-		lvs, err := p.lvs.List(ctx, metav1.ListOptions{})
-		if err == nil && slices.ContainsFunc(lvs.Items, func(lv topolvm.LogicalVolume) bool { return lv.Spec.NodeName == node.Name() }) {
-			err = errors.New("LogicalVolumes of the node exist")
+		if got := names(func(topolvm.LogicalVolume) bool { return true }); !slices.Equal(got, kept) {
+			return fmt.Errorf("the node has the LogicalVolumes %q, want %q", got, kept)
 		}
-		return err
+		return nil
 	})
 }

@@ -70,9 +70,6 @@ func New(cfg Config, deps Deps) *Loop {
 	return l
 }
 
-// NeedsPods reports whether the controller watches pods.
-func (l *Loop) NeedsPods() bool { return l != nil && l.cfg.Pods }
-
 // Term holds what lasts from becoming leader until losing the Lease.
 type Term struct {
 	*Loop

@@ -101,7 +101,7 @@ func (l *Ledger[K, P]) Send(ctx context.Context, k K, args string) error {
 	defer l.mu.Unlock()
 	old := l.entries[k]
 	if old.Args != args {
-		return fmt.Errorf("call of %v: its arguments are not the planned ones: %w", k, errBug)
+		return fmt.Errorf("call of %v: its arguments are not the planned ones: %w", k, ErrBug)
 	}
 	_, err := l.apply(k, old, Change[P]{Event: Send})
 	return err

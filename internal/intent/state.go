@@ -42,7 +42,7 @@ type Event int
 // Events of a call.
 const (
 	Plan   Event = iota + 1 // a new request is prepared
-	Replan                  // another request replaces it: nothing is recorded, or the role permits it
+	Replan                  // another request replaces it: nothing was sent
 	Resume                  // the recorded request of an earlier process is prepared again
 	Send                    // directly before the call, or before the one that undoes it
 	Lose                    // the outcome is unknown: no definite result, or the effect may not exist any more
@@ -61,7 +61,7 @@ func (e Event) String() string {
 // events lists the states in which an event is legal, and the state that follows.
 var events = map[Event]map[State]State{
 	Plan:   {Idle: Planned, Settled: Planned},
-	Replan: {Planned: Planned, Sent: Sent, Unknown: Unknown},
+	Replan: {Planned: Planned},
 	Resume: {Idle: Unknown, Settled: Unknown},
 	Send:   {Planned: Sent, Sent: Sent, Unknown: Unknown, Answered: Answered, Undoing: Undoing},
 	Lose:   {Sent: Unknown, Unknown: Unknown, Answered: Unknown},
@@ -74,14 +74,14 @@ var events = map[Event]map[State]State{
 	Reset: {Idle: Idle, Settled: Idle},
 }
 
-// errBug follows a state that no input may lead to.
-var errBug = errors.New("this is a bug of storage-controller")
+// ErrBug follows a state that no input may lead to.
+var ErrBug = errors.New("this is a bug of storage-controller")
 
 // after returns the state after e, or an error if e is illegal in s.
 func (s State) after(e Event) (State, error) {
 	next, legal := events[e][s]
 	if !legal {
-		return s, fmt.Errorf("illegal event %s in state %s: %w", e, s, errBug)
+		return s, fmt.Errorf("illegal event %s in state %s: %w", e, s, ErrBug)
 	}
 	return next, nil
 }

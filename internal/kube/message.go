@@ -6,6 +6,7 @@ package kube
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // maxMessage is the limit of the API server for the messages of events, conditions and attach errors, in bytes.
@@ -24,3 +25,9 @@ func ShortList(names []string, most int) string {
 	}
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
+
+// sameErrorInterval limits how often an error is reported that differs from the last report in volatile text only, such as a request ID.
+const sameErrorInterval = time.Minute
+
+// ReportedRecently reports whether an error that was reported at that time, but for volatile text, is not reported again at now.
+func ReportedRecently(at, now time.Time) bool { return now.Sub(at) < sameErrorInterval }

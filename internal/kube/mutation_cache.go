@@ -87,14 +87,6 @@ func (o *MutationCache[T]) ByIndex(index, value string) []T {
 	return found
 }
 
-// Written returns the own writes that the informer lacks.
-func (o *MutationCache[T]) Written() []T {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.prune()
-	return slices.Collect(maps.Values(o.written))
-}
-
 // Observe stores obj as returned by the API server from a write or a live read. An object with a
 // deletionTimestamp and without finalizers counts as deleted.
 func (o *MutationCache[T]) Observe(obj T) {
@@ -173,9 +165,18 @@ func IsPatchTestFailed(err error) bool {
 // Outdated reports whether a write of obj has failed with err because another writer has changed or deleted the object, and a newer state
 // is known: decide again.
 func (o *MutationCache[T]) Outdated(obj T, err error) bool {
-	newest, ok := o.Get(Key(obj))
-	return (IsPatchTestFailed(err) || apierrors.IsConflict(err)) &&
-		(!ok || newest.GetUID() != obj.GetUID() || newest.GetResourceVersion() != obj.GetResourceVersion())
+	newest, exists := o.Newest(obj)
+	if IsPatchTestFailed(err) || apierrors.IsConflict(err) {
+		return !exists || newest.GetResourceVersion() != obj.GetResourceVersion()
+	}
+	// No finalizer can be added to an object that is being deleted.
+	return apierrors.IsInvalid(err) && exists && newest.GetDeletionTimestamp() != nil && obj.GetDeletionTimestamp() == nil
+}
+
+// Newest returns the newest known version of obj, or false if obj was deleted.
+func (o *MutationCache[T]) Newest(obj T) (newest T, exists bool) {
+	newest, exists = o.Get(Key(obj))
+	return newest, exists && newest.GetUID() == obj.GetUID()
 }
 
 // pruneIfGrown calls prune if there are twice as many entries as it left. So an entry costs the same however many

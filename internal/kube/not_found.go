@@ -40,3 +40,7 @@ func IsRefused(err error) bool {
 		apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) // the default of webhooks
 	return refused && !IsPatchTestFailed(err)
 }
+
+// RecordRefused reports whether the record of a call is definitely not written: besides [IsRefused], if the patch does not apply although
+// [MutationCache.Outdated] knows no newer state.
+func RecordRefused(err error) bool { return IsRefused(err) || apierrors.IsInvalid(err) }

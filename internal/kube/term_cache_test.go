@@ -83,14 +83,20 @@ func TestTermCache(t *testing.T) {
 	}
 }
 
-// TestOutdated: only a newer state, or the absence of the object, explains a write that has failed because of a test or a conflict.
+// TestOutdated: only a newer state, or the absence of the object, explains a failed write: by a test, a conflict or a deletion.
 func TestOutdated(t *testing.T) {
 	c := kubetest.Get(t)
 	own := NewMutationCache(informersFor(t, c, c.Client()).Volumes())
 	version := func(name, uid, version string) *corev1.PersistentVolume {
 		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid), ResourceVersion: version}}
 	}
+	deleting := func(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
+		pv.DeletionTimestamp, pv.Finalizers = &metav1.Time{}, []string{"example.com/kept"}
+		return pv
+	}
 	own.Observe(version("pv", "u", "2"))
+	own.Observe(deleting(version("leaving", "u", "2")))
+	invalid := apierrors.NewInvalid(schema.GroupKind{}, "pv", nil) // a finalizer is added, or a policy refuses it
 	conflict := apierrors.NewConflict(schema.GroupResource{}, "pv", nil)
 	failedTest := &apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonInvalid}}
 	for what, tt := range map[string]struct {
@@ -102,7 +108,10 @@ func TestOutdated(t *testing.T) {
 		"an older version, a failed test": {version("pv", "u", "1"), failedTest, true},
 		"an older version, forbidden":     {version("pv", "u", "1"), apierrors.NewForbidden(schema.GroupResource{}, "pv", nil), false},
 		"an older version, no error":      {version("pv", "u", "1"), nil, false},
+		"an older version, invalid":       {version("pv", "u", "1"), invalid, false},
 		"the newest version":              {version("pv", "u", "2"), failedTest, false},
+		"an object that is deleted since": {version("leaving", "u", "1"), invalid, true},
+		"one that was known to be":        {deleting(version("leaving", "u", "1")), invalid, false},
 		"an object that was recreated":    {version("pv", "old", "2"), failedTest, true},
 		"an object that was deleted":      {version("gone", "u", "2"), failedTest, true},
 	} {

@@ -4,6 +4,7 @@
 package kube
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"sync"
@@ -317,7 +318,13 @@ func trimCapacity(obj any) (any, error) {
 // HasProvisioningRecord reports whether pvc records a CreateVolume call of driver whose outcome is
 // unknown. The claim may have been assigned to another driver since.
 func HasProvisioningRecord(driver string, pvc *corev1.PersistentVolumeClaim) bool {
-	return slices.Contains(pvc.Finalizers, ProvisioningFinalizer) && RecordedDriver(pvc) == driver
+	return slices.Contains(pvc.Finalizers, ProvisioningFinalizer) && RecordOwner(pvc) == driver
+}
+
+// RecordOwner returns the driver whose provisioner repeats the recorded CreateVolume request for pvc: the recorded one or, if the record
+// cannot be read, the one that pvc names. It returns "" if pvc names none, which kube-controller-manager corrects.
+func RecordOwner(pvc *corev1.PersistentVolumeClaim) string {
+	return cmp.Or(RecordedDriver(pvc), pvc.Annotations[storagehelpers.AnnMigratedTo], ProvisionerOf(pvc))
 }
 
 // RecordedDriver returns the driver to which the recorded CreateVolume request for pvc was sent, or "".
@@ -331,9 +338,14 @@ func RecordedDriver(pvc *corev1.PersistentVolumeClaim) string {
 
 // ClaimHandledBy reports whether driver provisions pvc, or has a provisioning record on it.
 func ClaimHandledBy(driver string, pvc *corev1.PersistentVolumeClaim) bool {
+	return ProvisionerOf(pvc) == driver || pvc.Annotations[storagehelpers.AnnMigratedTo] == driver || HasProvisioningRecord(driver, pvc)
+}
+
+// ProvisionerOf returns the provisioner that pvc names, which may be that of an in-tree plugin.
+func ProvisionerOf(pvc *corev1.PersistentVolumeClaim) string {
 	owner, ok := pvc.Annotations[storagehelpers.AnnStorageProvisioner]
 	if !ok {
 		owner = pvc.Annotations[storagehelpers.AnnBetaStorageProvisioner]
 	}
-	return owner == driver || pvc.Annotations[storagehelpers.AnnMigratedTo] == driver || HasProvisioningRecord(driver, pvc)
+	return owner
 }

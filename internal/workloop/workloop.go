@@ -350,7 +350,7 @@ func (l *Loop[K]) requeueFailed(key K, err error) (delay time.Duration, first bo
 		st = &state{}
 		l.states[key] = st
 	}
-	delay = backoff(l.cfg.RetryStart, l.cfg.RetryMax, st.failures)
+	delay = Backoff(l.cfg.RetryStart, l.cfg.RetryMax, st.failures)
 	if l.cfg.Jitter > 0 {
 		delay += time.Duration(float64(delay) * l.cfg.Jitter * fractionOf(key))
 	}
@@ -365,8 +365,8 @@ func (l *Loop[K]) requeueFailed(key K, err error) (delay time.Duration, first bo
 	return delay, first
 }
 
-// backoff doubles start for each failure, up to max.
-func backoff(start, max time.Duration, failures int) time.Duration {
+// Backoff doubles start for each failure, up to max.
+func Backoff(start, max time.Duration, failures int) time.Duration {
 	delay := start
 	for range failures {
 		if delay >= max/2 {

@@ -53,6 +53,15 @@ func run(t *testing.T, cfg Config, sync Sync[string], test func(l *Loop[string],
 	})
 }
 
+func TestBackoff(t *testing.T) {
+	for failures, want := range map[int]time.Duration{0: time.Second, 1: 2 * time.Second, 8: 256 * time.Second, 9: 5 * time.Minute,
+		10000: 5 * time.Minute} {
+		if got := Backoff(time.Second, 5*time.Minute, failures); got != want {
+			t.Errorf("after %d failures: %v, want %v", failures, got, want)
+		}
+	}
+}
+
 func TestBackoffDoublesUpToTheMaximum(t *testing.T) {
 	a := &attempts{}
 	run(t, Config{}, func(context.Context, string) (time.Time, error) {

@@ -112,6 +112,7 @@ func (a apiServer) printNeverOptedIn(ctx context.Context, s Settings, before Rec
 	if err != nil {
 		return err
 	}
+	s.NodeCleanupRetain = RetainClaim // the controller's setting is not known
 	for _, pv := range l.volumes {
 		values, local := localValues(pv, s.Driver, s.TopologyNodeKey)
 		if !local || slices.ContainsFunc(values, func(value string) bool { return !slices.Contains(approved, value) }) {
@@ -133,7 +134,11 @@ func (a apiServer) printNeverOptedIn(ctx context.Context, s Settings, before Rec
 			claim = kube.Key(it.Claim)
 		}
 		if refusals["consent"] && len(refusals) == 1 {
-			fmt.Fprintf(out, "did not opt in, and will be deleted: volume %s, claim %s\n", pv.Name, claim)
+			condition := ""
+			if pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
+				condition = " with --node-cleanup-retain=claim"
+			}
+			fmt.Fprintf(out, "did not opt in, and will be deleted%s: volume %s, claim %s\n", condition, pv.Name, claim)
 		}
 	}
 	return nil

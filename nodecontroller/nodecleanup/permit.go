@@ -108,6 +108,7 @@ var rules = []rule{
 	{"record", CheckScope, checkRecord},
 	{"bound", CheckPolicy, checkBound},
 	{"retain", CheckPolicy, checkRetain},
+	{"snapshot", CheckPolicy, checkSnapshot},
 	{"provisioned", CheckPolicy, checkProvisioned},
 	{"key", CheckAbsence, checkKey},
 	{"unlabelled", CheckAbsence, checkUnlabelled},
@@ -264,6 +265,13 @@ func checkRetain(s Settings, f facts, refuse refuse) {
 	}
 }
 
+// checkSnapshot: a Node that returns has its snapshots.
+func checkSnapshot(_ Settings, f facts, refuse refuse) {
+	if res := f.Item.Resource; f.Kind == KindResource && res.Snapshot && !res.Deleting {
+		refuse(never, "Snapshot", "it is a snapshot. Delete its VolumeSnapshot if it is not needed")
+	}
+}
+
 func checkProvisioned(s Settings, f facts, refuse refuse) {
 	if f.volume() && f.Item.Volume.Annotations[storagehelpers.AnnDynamicallyProvisioned] != s.Driver {
 		refuse(never, "Static", "the driver has not provisioned it. Delete the volume if its data is not needed")
@@ -272,7 +280,7 @@ func checkProvisioned(s Settings, f facts, refuse refuse) {
 
 func checkKey(_ Settings, f facts, refuse refuse) {
 	if f.KeyProblem != "" {
-		refuse(never, "TopologyKeyUnknown", "%s. Set --topology-node-key", f.KeyProblem)
+		refuse(never, "TopologyKeyUnknown", "%s. %s", f.KeyProblem, keyAdvice)
 	}
 }
 

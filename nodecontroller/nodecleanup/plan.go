@@ -479,7 +479,7 @@ func keepsFinalizer(
 	case !s.Deletes():
 		return false, reasonSkipped, skipped + "the mode of the cleanup is " + string(s.mode())
 	case w.KeyProblem != "":
-		return false, reasonSkipped, skipped + "TopologyKeyUnknown: " + w.KeyProblem + ". Set --topology-node-key"
+		return false, reasonSkipped, skipped + "TopologyKeyUnknown: " + w.KeyProblem + ". " + keyAdvice
 	case recorded && r.OptedOut:
 		return false, reasonSkipped, skipped + cmp.Or(out, "the Node had opted out")
 	case s.overdue(node, w.Now):
@@ -513,7 +513,7 @@ func (st Step) waits() bool {
 func (p *Plan) planNodes(s Settings) {
 	w := p.world
 	if s.Deletes() && w.KeyProblem != "" {
-		p.problem(CheckAbsence, "TopologyKeyUnknown", "%s, so nothing is cleaned up. Set --topology-node-key", w.KeyProblem)
+		p.problem(CheckAbsence, "TopologyKeyUnknown", "%s, so nothing is cleaned up. %s", w.KeyProblem, keyAdvice)
 	}
 	if s.Deletes() && w.Incomplete != "" {
 		p.problem(CheckAbsence, "Incomplete", "Nothing is cleaned up: %s", w.Incomplete)

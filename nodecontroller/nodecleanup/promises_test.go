@@ -134,6 +134,7 @@ func (r *run) violations(p *actor, w world, kind Kind, volume, resource string, 
 		}
 	}
 	if res, ok := r.custom[resource]; ok {
+		add(res.Snapshot, 6, "it is a snapshot")
 		for _, other := range r.volumes {
 			add(pv == nil && other.Spec.CSI.VolumeHandle == res.Handle, 18, "volume %s has this custom resource", other.Name)
 		}

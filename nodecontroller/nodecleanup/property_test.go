@@ -219,6 +219,7 @@ func execute(h history, seen map[string]int) error {
 	r.bind("old", hostName(0)) // whose claim was deleted before
 	delete(r.claims, "old")
 	r.custom["leak"] = Resource{Name: "leak", Node: hostName(0), UID: "leak", Version: "1"}
+	r.custom["snapshot"] = Resource{Name: "snapshot", Node: hostName(0), UID: "snapshot", Version: "1", Snapshot: true}
 	r.createNode(nodeSpec{name: "keep", label: "keep", hostname: "keep", id: "keep"})
 	r.settle()
 	r.users["c1"] = r.pod("c1", specOf(1).name)

@@ -124,6 +124,7 @@ var refusals = []struct {
 		reclaim(f, "Retain")
 		s.NodeCleanupRetain = RetainClaim
 	}},
+	{"a snapshot", "snapshot", KindResource, false, func(_ *Settings, f *facts) { f.Item.Resource.Snapshot = true }},
 	{"the claim of a recycled volume", "retain", KindClaim, false, func(s *Settings, f *facts) {
 		reclaim(f, "Recycle")
 		s.NodeCleanupRetain = RetainClaim
@@ -297,8 +298,8 @@ func TestRulesPermit(t *testing.T) {
 // foundByHistories are the rules without which a random history breaks a promise. All but "watched", for which a process would have
 // to be suspended after it has listed the Nodes: TestRules has its rows.
 var foundByHistories = []string{
-	"mode", "consent", "opt-out", "record", "bound", "retain", "provisioned", "key", "unlabelled", "absence", "deleting", "grace",
-	"breaker", "ready", "use", "attached", "order", "unchanged",
+	"mode", "consent", "opt-out", "record", "bound", "retain", "snapshot", "provisioned", "key", "unlabelled", "absence", "deleting",
+	"grace", "breaker", "ready", "use", "attached", "order", "unchanged",
 }
 
 // TestDroppedRules checks that TestPromises finds the absence of a rule.

@@ -67,6 +67,8 @@ type Resource struct {
 	Version  string    // resourceVersion
 	UID      types.UID
 	Deleting bool
+	Unusable bool // in this version, no CreateVolume returns it: its volume is not complete, or its removal has begun
+	Snapshot bool // its deletion is up to the object of the snapshot
 }
 
 // objects are what a pass reads, from caches and lists. Nothing of it is modified.
@@ -362,11 +364,14 @@ func (w *world) addMentions(s Settings, r Records) {
 	}
 }
 
+// keyAdvice ends the reports about a topology key that cannot be used.
+const keyAdvice = "Set --topology-node-key to a key with one value per node"
+
 // topologyKey returns the topology key, and why it cannot be used. remembered is the last known one, which counts while no
 // CSINode reports another.
 func topologyKey(s Settings, o objects, remembered string) (key, problem string) {
 	if s.TopologyNodeKey != "" {
-		return s.TopologyNodeKey, ""
+		return s.TopologyNodeKey, sharedValue(s, o, s.TopologyNodeKey)
 	}
 	several := false
 	for _, csiNode := range o.CSINodes {
@@ -392,6 +397,23 @@ func topologyKey(s Settings, o objects, remembered string) (key, problem string)
 		}
 	}
 	return key, ""
+}
+
+// sharedValue returns why a key that the operator has set cannot be used, or "": Nodes with the driver share a value of it.
+func sharedValue(s Settings, o objects, key string) string {
+	first := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(o.Nodes)) {
+		node := o.Nodes[name]
+		value := node.Labels[key]
+		if value == "" || node.DeletionTimestamp != nil || kube.DriverOnNode(o.CSINodes[name], s.Driver) == nil {
+			continue
+		}
+		if other, ok := first[value]; ok {
+			return "label " + key + "=" + value + " is that of Nodes " + other + " and " + name
+		}
+		first[value] = name
+	}
+	return ""
 }
 
 // locate returns the presence of a host, and the Nodes that it may mean, among the Nodes and CSINodes of o. recorded is the
@@ -456,14 +478,8 @@ func readItem(ctx context.Context, s Settings, src reader, key, volume string) (
 			class = cmp.Or(class, storagehelpers.GetPersistentVolumeClaimClass(it.Claim))
 		}
 	}
-	if class != "" {
-		c, err := src.class(ctx, class)
-		if err != nil {
-			return it, err
-		}
-		if c != nil {
-			it.Owners["StorageClass"] = c
-		}
+	if err = it.readClass(ctx, src, class); err != nil {
+		return it, err
 	}
 	it.Attachments, err = src.attachments(ctx, volume)
 	return it, err
@@ -510,30 +526,50 @@ func (it *item) readClaim(ctx context.Context, src reader, key string) error {
 	return nil
 }
 
-// readRequest reads the claim of a custom resource without a volume, if a running CreateVolume may still give it that volume, or one has
-// since the list of volumes. A resource that is being deleted gets none.
+// readRequest reads what decides about a custom resource without a volume: the claim that it was created for, with its Namespace and
+// StorageClass. A recorded CreateVolume may give the claim that volume, unless it is unusable. A resource that is being deleted gets none.
 func (it *item) readRequest(ctx context.Context, src reader) error {
 	res := it.Resource
 	namespace, name, _ := strings.Cut(res.Claim, "/")
 	if res.Deleting || !namesClaim(&corev1.ObjectReference{Namespace: namespace, Name: name}) {
 		return nil
 	}
+	ns, err := src.namespace(ctx, namespace)
+	if err != nil {
+		return err
+	}
+	if ns != nil {
+		it.Owners["Namespace"] = ns
+	}
 	claim, err := src.claim(ctx, namespace, name)
 	if err != nil || claim == nil || res.ClaimUID != "" && claim.UID != res.ClaimUID {
 		return err
 	}
-	waits := slices.Contains(claim.Finalizers, kube.ProvisioningFinalizer)
-	if claim.Spec.VolumeName != "" {
-		pv, err := src.volume(ctx, claim.Spec.VolumeName)
-		if err != nil {
-			return err
-		}
-		waits = pv != nil && pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == res.Handle
+	it.Owners["PersistentVolumeClaim"] = claim
+	if err := it.readClass(ctx, src, storagehelpers.GetPersistentVolumeClaimClass(claim)); err != nil {
+		return err
 	}
-	if waits {
+	pv, err := src.volume(ctx, cmp.Or(claim.Spec.VolumeName, res.Name)) // the provisioner gives both the same name
+	if err != nil {
+		return err
+	}
+	waits := claim.Spec.VolumeName == "" && slices.Contains(claim.Finalizers, kube.ProvisioningFinalizer) && !res.Unusable
+	if waits || pv != nil && pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == res.Handle {
 		it.Claim = claim
 	}
 	return nil
+}
+
+// readClass reads the StorageClass, unless its name is empty.
+func (it *item) readClass(ctx context.Context, src reader, name string) error {
+	if name == "" {
+		return nil
+	}
+	class, err := src.class(ctx, name)
+	if class != nil {
+		it.Owners["StorageClass"] = class
+	}
+	return err
 }
 
 // reread reads an item again, with the custom resource, if it is one. seen is the item of the plan.
@@ -554,7 +590,10 @@ func reread(ctx context.Context, s Settings, src uncachedReader, key string, see
 	if err != nil || res == nil || res.UID != seen.Resource.UID || res.Node != seen.Resource.Node || res.Handle != seen.Resource.Handle {
 		return item{}, err
 	}
-	it.Resource, it.Values = res, sorted(it.Values, seen.Values)
+	it.Resource = res
+	if it.Volume == nil || len(it.Values) > 0 { // else its volume belongs to no node any more
+		it.Values = sorted(it.Values, seen.Values)
+	}
 	if it.Volume == nil {
 		err = it.readRequest(ctx, src)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -109,9 +110,10 @@ func TestRequestsOfResources(t *testing.T) {
 	a := newAPI()
 	a.bind("c", "h")
 	pv, claim := a.volumes["pv-c"], a.claims["c"]
-	other, waits, called := pv.DeepCopy(), claim.DeepCopy(), claim.DeepCopy()
-	other.Spec.CSI.VolumeHandle, waits.Spec.VolumeName, called.Spec.VolumeName = "other", "", ""
-	called.Finalizers = []string{kube.ProvisioningFinalizer}
+	other, waits := pv.DeepCopy(), claim.DeepCopy()
+	other.Spec.CSI.VolumeHandle, waits.Spec.VolumeName, waits.Finalizers = "other", "", []string{kube.ProvisioningFinalizer}
+	never := waits.DeepCopy()
+	never.Finalizers = nil
 	key, handle := claim.Namespace+"/"+claim.Name, pv.Spec.CSI.VolumeHandle
 	for name, c := range map[string]struct {
 		of    string
@@ -120,13 +122,14 @@ func TestRequestsOfResources(t *testing.T) {
 		pv    *corev1.PersistentVolume
 		want  *corev1.PersistentVolumeClaim
 	}{
-		"no CreateVolume is running":            {key, "", waits, nil, nil},
-		"CreateVolume may have happened":        {key, "", called, nil, called},
+		"CreateVolume may be running":           {key, "", waits, nil, waits},
+		"no CreateVolume is recorded":           {key, "", never, nil, nil},
+		"its volume was created":                {key, "", never, pv, never},
 		"a later list has its volume":           {key, "", claim, pv, claim},
 		"the volume does not exist any more":    {key, "", claim, nil, nil},
 		"the claim has another volume":          {key, "", claim, other, nil},
-		"the claim was recreated":               {key, "old", called, nil, nil},
-		"its UID is known":                      {key, claim.UID, called, nil, called},
+		"the claim was recreated":               {key, "old", waits, nil, nil},
+		"its UID is known":                      {key, claim.UID, waits, nil, waits},
 		"the claim does not exist":              {key, "", nil, nil, nil},
 		"it is not known for which claim it is": {"", "", claim, pv, nil},
 	} {
@@ -137,14 +140,15 @@ func TestRequestsOfResources(t *testing.T) {
 		if c.pv != nil {
 			src.volumes[pv.Name] = c.pv
 		}
-		for _, deleting := range []bool{false, true} {
-			res, want := Resource{Name: "r", Node: "h", Handle: handle, Claim: c.of, ClaimUID: c.uid, Deleting: deleting}, c.want
-			it := item{Resource: &res}
-			if deleting {
+		for _, state := range []Resource{{}, {Deleting: true}, {Unusable: true}} {
+			res, want := state, c.want
+			res.Name, res.Node, res.Handle, res.Claim, res.ClaimUID = pv.Name, "h", handle, c.of, c.uid
+			it := item{Resource: &res, Owners: map[string]metav1.Object{}}
+			if state.Deleting || state.Unusable && want == waits {
 				want = nil
 			}
 			if err := it.readRequest(context.Background(), src); err != nil || it.Claim != want {
-				t.Errorf("%s, deleting %v: %v, %v", name, deleting, it.Claim, err)
+				t.Errorf("%s, %+v: %v, %v", name, state, it.Claim, err)
 			}
 		}
 	}

@@ -110,7 +110,7 @@ func TestImage(t *testing.T) {
 		dir := t.TempDir()
 		out = filepath.Join(dir, "out")
 		source := filepath.Join(dir, "src")
-		run(t, "../..", nil, "mkdir -p "+source+" "+out+" && cp -r $(sed -n 's/^!//p' .dockerignore) "+source)
+		run(t, "../..", nil, "mkdir -p "+source+" "+out+" && cp -r --parents $(sed -n 's/^!//p' .dockerignore) "+source)
 		for _, s := range steps {
 			run(t, source, env, strings.ReplaceAll(s, "/out", out))
 		}

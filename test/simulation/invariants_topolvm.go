@@ -182,7 +182,7 @@ func (s *simulation) waitsForNode(v csitest.Volume) bool {
 	if s.driver != nil || s.cluster.Node(cluster.NodeIn(v.Segment)) != nil {
 		return false
 	}
-	return s.api.Get(cluster.LogicalVolumes, "", v.Name) == nil || s.cluster.OptedOutLogicalVolume(v.Name)
+	return s.api.Get(cluster.LogicalVolumes, "", v.Name) == nil || s.cluster.KeepsLogicalVolume(v.Name)
 }
 
 // checkTopolvmAtRest checks that no claim has two LVM volumes, and counts what the invariants of a rest are about.

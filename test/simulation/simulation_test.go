@@ -52,6 +52,8 @@ var foundSeeds = map[string]uint64{
 	"finalizer-added-late": 35_000_008_433, "check-of-an-earlier-leader": 34_000_016_181, "created-again": 40_000_018_969,
 	"class-not-cached": 42_500_023_850, "record-of-an-earlier-process": 44_000_013_434, "finalizer-removed-late": 46_500_115_958,
 	"modification-of-an-earlier-leader": 53_500_209_663, "resource-of-a-waiting-claim": 97_000_021_727,
+	"creation-without-a-response": 97_400_539_497,
+	"size-not-reported":           98_700_041_377, "volume-of-an-unrecorded-request": 98_700_096_302,
 }
 
 func TestFoundSeeds(t *testing.T) {

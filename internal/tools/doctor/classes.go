@@ -5,6 +5,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
@@ -92,33 +94,29 @@ func (r *Report) has(name string) bool {
 
 // checkSecretAccess checks the permission to read a secret, or all secrets if it is a template.
 func (e *examination) checkSecretAccess(ctx context.Context, client kubernetes.Interface, s volumerules.Secret, role string) {
-	a := access{verb: "get", resource: "secrets", namespace: s.Namespace, name: s.Name}
+	a := rbac.Access{Verb: "get", Resource: "secrets", Namespace: s.Namespace, Name: s.Name}
 	if strings.Contains(s.Name, "$") {
-		a.name = ""
+		a.Name = ""
 	}
 	if strings.Contains(s.Namespace, "$") {
-		a.namespace = ""
+		a.Namespace = ""
 	}
 	file := role + "-secrets"
 	name := fmt.Sprintf("rbac %s %s/%s", file, s.Namespace, s.Name)
 	if e.has(name) {
 		return
 	}
-	ok, err := allowed(ctx, client, a)
+	err := rbac.Review(ctx, client, []rbac.Access{a})[a]
 	switch {
-	case err != nil:
-		e.skip(name, "checking permission to %s: %v", a, err)
-	case ok:
+	case err == nil:
 		e.ok(name, "granted")
-	case a.namespace == "":
+	case !errors.Is(err, rbac.ErrDenied):
+		e.skip(name, "checking permission to %s: %v", a, err)
+	case a.Namespace == "":
 		e.add(name, Warning, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in each of these namespaces",
 			"not granted in all namespaces: the %s reads secrets in the namespaces that the template gives", role)
 	default:
-		rule := Rule{Namespaced: true, Groups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{a.verb}}
-		if a.name != "" {
-			rule.Names = []string{a.name}
-		}
-		grant := Grant{File: strings.TrimSuffix(file+":"+a.name, ":"), Namespace: a.namespace, Rules: []Rule{rule}}
+		grant := rbac.Grant{File: strings.TrimSuffix(file+":"+a.Name, ":"), Accesses: []rbac.Access{a}}
 		e.Missing = append(e.Missing, Missing{grant, a.String()})
 		severity := Failure
 		if role == "resizer" && !e.known { // the driver may not expand volumes

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 )
 
 // Status is the result of a check.
@@ -77,22 +78,6 @@ type Role struct {
 	Probe func(context.Context, *rest.Config) error
 }
 
-// Grant is a directory of deploy/rbac whose permissions the process would use.
-type Grant struct {
-	File string // the name of the directory
-	// Namespace is the namespace of the Roles in the file.
-	Namespace string
-	// Names maps resource names in the file to those of the settings.
-	Names map[string]string
-	// Rules replace the rules of the file, which are an example. nil: the rules of the file.
-	Rules []Rule
-	// Or is the directory that a driver with another capability needs instead; "" for none. If the capabilities are unknown, one of
-	// the two is enough.
-	Or string
-	// Without describes the consequence of missing permissions; "" if the role does not work at all.
-	Without string
-}
-
 // API is an API resource that the process would use.
 type API struct {
 	GroupVersion, Resource string
@@ -127,7 +112,7 @@ type Input struct {
 type Plan struct {
 	Checks []Check // of the settings
 	Roles  []Role
-	Grants []Grant
+	Grants []rbac.Grant
 	APIs   []API
 	// Capacity reports whether CSIStorageCapacity objects would be published.
 	Capacity bool

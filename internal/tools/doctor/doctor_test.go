@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/tools/clock"
 )
 
@@ -196,19 +197,19 @@ func TestTopologyKeys(t *testing.T) {
 
 func TestGrantThatLacksSomething(t *testing.T) {
 	t.Parallel()
-	missing := []access{{verb: "get", resource: "x"}, {verb: "list", resource: "x"}, {verb: "get", resource: "y"}}
+	missing := []rbac.Access{{Verb: "get", Resource: "x"}, {Verb: "list", Resource: "x"}, {Verb: "get", Resource: "y"}}
 	for _, c := range []struct {
-		grant   Grant
-		missing []access
+		grant   rbac.Grant
+		missing []rbac.Access
 		failed  error
 		want    Status
 	}{
-		{Grant{File: "f"}, nil, nil, OK},
-		{Grant{File: "f"}, missing, fmt.Errorf("e"), Failure},
-		{Grant{File: "f", Without: "w"}, missing, nil, Warning},
-		{Grant{File: "f"}, nil, fmt.Errorf("e"), Skipped},
+		{rbac.Grant{File: "f"}, nil, nil, OK},
+		{rbac.Grant{File: "f"}, missing, fmt.Errorf("e"), Failure},
+		{rbac.Grant{File: "f", Without: "w"}, missing, nil, Warning},
+		{rbac.Grant{File: "f"}, nil, fmt.Errorf("e"), Skipped},
 	} {
-		got := c.grant.check(c.missing, c.failed)
+		got := grantCheck(c.grant, c.missing, c.failed)
 		if got.Status != c.want || c.missing != nil && !strings.Contains(got.Message, "not granted: get,list x; get y") {
 			t.Errorf("%+v: %+v", c, got)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/rbac"
 )
 
 // askDriver checks the driver and reads its name and capabilities. It checks the socket first,
@@ -86,7 +87,7 @@ func (p *Plan) addFeatures(driver string, plan func(csiclient.Driver, bool) Plan
 		all.Controller.PublishUnpublishVolume = publishes
 		features := plan(all, false)
 		for _, g := range features.Grants {
-			if !slices.ContainsFunc(p.Grants, func(planned Grant) bool { return planned.File == g.File }) {
+			if !slices.ContainsFunc(p.Grants, func(planned rbac.Grant) bool { return planned.File == g.File }) {
 				g.Without = cmp.Or(g.Without, "the role does not work if the driver has the capability that needs it")
 				p.Grants = append(p.Grants, g)
 			}

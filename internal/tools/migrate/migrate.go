@@ -11,6 +11,9 @@ import (
 
 	"github.com/rogpeppe/go-internal/diff"
 	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/storage-controller/storage-controller/internal/rbac"
 )
 
 // ErrNothing means that no container of the manifest can be replaced.
@@ -52,8 +55,8 @@ type Tables struct {
 	// Accept validates a command line that begins with a subcommand, as the program does. variables are the names
 	// of the environment variables of its container.
 	Accept func(args, variables []string) error
-	// Grants returns the permissions that a command line needs for a driver.
-	Grants func(args []string, driver Driver) []Grant
+	// Grants returns the permissions that a command line needs for a driver, in a pod of namespace.
+	Grants func(args []string, driver Driver, namespace string) []rbac.Grant
 }
 
 // Flag is one flag of a subcommand.
@@ -91,7 +94,8 @@ func (r Result) Incomplete() bool {
 
 // Run rewrites manifest. If nothing can be replaced it returns [ErrNothing] and the notes.
 func Run(manifest []byte, o Options) (Result, error) {
-	m := &migration{Options: o, named: map[*yaml.Node][]string{}, workloads: map[kind][]string{}}
+	m := &migration{Options: o, named: map[*yaml.Node][]string{}, workloads: map[kind][]string{},
+		lacks: map[types.NamespacedName][]rbac.Access{}}
 	if err := m.readObjects(string(manifest)); err != nil {
 		return Result{Manifest: manifest}, err
 	}
@@ -129,7 +133,8 @@ type migration struct {
 	notes        []Note
 	replacements []Replacement
 	commands     [][]string
-	shortages    []shortage
+	// lacks has the permissions that ServiceAccounts lack.
+	lacks map[types.NamespacedName][]rbac.Access
 	// objects are those of the input, by kind.
 	objects map[string][]*yaml.Node
 	// named holds the names of the new containers of a pod, init containers included.

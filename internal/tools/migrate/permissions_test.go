@@ -14,8 +14,8 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// rbac returns a role with a rule and a binding to the ServiceAccount default/default.
-func rbac(prefix, namespace, roleNamespace, rule string) string {
+// boundRole returns a role with a rule and a binding to the ServiceAccount default/default.
+func boundRole(prefix, namespace, roleNamespace, rule string) string {
 	in := func(namespace string) string {
 		if namespace == "" {
 			return ""
@@ -37,7 +37,7 @@ func TestPermissions(t *testing.T) {
 	t.Parallel()
 	const claims, leases = `{apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get, patch]}`,
 		`{apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get]}`
-	cluster := func(rules string) string { return rbac("Cluster", "", "", rules) }
+	cluster := func(rules string) string { return boundRole("Cluster", "", "", rules) }
 	aggregated := func(labels string) string {
 		rule := "aggregationRule: {clusterRoleSelectors: [{matchLabels: " + labels + "}]}\n"
 		return strings.Replace(cluster(""), "rules: []", rule+"rules: []", 1)
@@ -53,6 +53,8 @@ func TestPermissions(t *testing.T) {
 		"a role is not": {strings.Replace(cluster(claims), "{name: r}\nrules", "{name: x}\nrules", 1), "",
 			"not all in the input: ClusterRole r. Append", "patch", Required},
 		"aggregated": {aggregated(`{a: b}`) + labelled(claims), "", "", "", Required},
+		"aggregated by an expression": {strings.Replace(aggregated(`{a: b}`), "matchLabels: {a: b}",
+			"matchExpressions: [{key: a, operator: Exists}]", 1) + labelled(claims), "", "", "", Required},
 		"aggregated of another label": {aggregated(`{a: c}`) + labelled(claims), "",
 			"not all in the input: ClusterRole r, with the rules of others (aggregationRule). Append", "patch", Required},
 		"aggregated, from a cluster": {strings.Replace(aggregated(`{a: c}`), "rules: []", "rules: ["+claims+"]", 1), "", "", "", Required},
@@ -65,14 +67,14 @@ func TestPermissions(t *testing.T) {
 			"get,patch persistentvolumeclaims", "patch", Required},
 		"only one object": {cluster(`{apiGroups: [""], resources: [persistentvolumeclaims], resourceNames: [a], verbs: [get, patch]}`), "",
 			"get,patch", "patch", Required},
-		"only in one namespace": {rbac("", "default", "default", claims), "",
+		"only in one namespace": {boundRole("", "default", "default", claims), "",
 			"get,patch persistentvolumeclaims", "kind: ClusterRole\n", Required},
 		"the Lease, too": {cluster(claims), "--leader-election",
 			"get leases.coordination.k8s.io",
 			"kind: Role\nmetadata:\n  name: default-storage-controller\n  namespace: default\n", Required},
 		"a Role for the Lease":   {cluster(claims + ", " + leases), "--leader-election", "", "", Required},
-		"the Lease of elsewhere": {rbac("", "other", "other", leases), "--leader-election", "get leases", "leases", Required},
-		"a ClusterRole bound in the namespace": {rbac("-", "default", "", claims+", "+leases), "--leader-election",
+		"the Lease of elsewhere": {boundRole("", "other", "other", leases), "--leader-election", "get leases", "leases", Required},
+		"a ClusterRole bound in the namespace": {boundRole("-", "default", "", claims+", "+leases), "--leader-election",
 			"lacks permissions: get,patch persistentvolumeclaims. ", "patch", Required},
 		"of a feature": {cluster(claims), "",
 			"only if the driver creates snapshots (CREATE_DELETE_SNAPSHOT): watch volumesnapshots", "", Information},

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/storage-controller/storage-controller/internal/rbac"
 )
 
 // tables returns a copy of the flags of the program, so that this package can be tested without
@@ -81,18 +83,18 @@ func flagsOf(lists ...[]string) []Flag {
 }
 
 // testGrants returns a few permissions of the provisioner.
-func testGrants(args []string, d Driver) []Grant {
-	grants := []Grant{{Name: "provisioner", Rules: []Rule{
-		{Groups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "patch"}},
+func testGrants(args []string, d Driver, namespace string) []rbac.Grant {
+	grants := []rbac.Grant{{File: "provisioner", Accesses: []rbac.Access{
+		{Verb: "get", Resource: "persistentvolumeclaims"}, {Verb: "patch", Resource: "persistentvolumeclaims"},
 	}}}
 	if slices.Contains(args, "--leader-election") {
-		grants = append(grants, Grant{Name: "provisioner-leader-election", Rules: []Rule{
-			{Namespaced: true, Groups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get"}},
+		grants = append(grants, rbac.Grant{File: "provisioner-leader-election", Accesses: []rbac.Access{
+			{Verb: "get", Group: "coordination.k8s.io", Resource: "leases", Namespace: namespace},
 		}})
 	}
 	if d.Snapshot {
-		grants = append(grants, Grant{Name: "provisioner-snapshots", Rules: []Rule{
-			{Groups: []string{"snapshot.storage.k8s.io"}, Resources: []string{"volumesnapshots"}, Verbs: []string{"watch"}},
+		grants = append(grants, rbac.Grant{File: "provisioner-snapshots", Accesses: []rbac.Access{
+			{Verb: "watch", Group: "snapshot.storage.k8s.io", Resource: "volumesnapshots"},
 		}})
 	}
 	return grants

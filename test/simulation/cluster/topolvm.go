@@ -225,13 +225,35 @@ func (c *Cluster) LVMVolumes() []LVMVolume {
 	return all
 }
 
-// OptedOutLogicalVolume reports whether a LogicalVolume is on a lost node whose owner forbids the cleanup.
-func (c *Cluster) OptedOutLogicalVolume(name string) bool {
+// KeepsLogicalVolume reports whether the node controller has to keep a LogicalVolume on a lost node: an owner forbids the cleanup, or it is
+// a snapshot. Of one that is being deleted, only the owner of the node counts.
+func (c *Cluster) KeepsLogicalVolume(name string) bool {
 	if !c.features.Topolvm {
 		return false
 	}
 	obj := c.api.Get(LogicalVolumes, "", name)
-	return obj != nil && c.optedOutNode(TypedOf[topolvm.LogicalVolume](c, obj).Spec.NodeName)
+	return obj != nil && c.keeps(c.read(), TypedOf[topolvm.LogicalVolume](c, obj))
+}
+
+func (c *Cluster) keeps(s state, lv *topolvm.LogicalVolume) bool {
+	node := c.Node(lv.Spec.NodeName)
+	switch {
+	case node != nil && node.DeletionTimestamp == nil:
+		return false
+	case c.optedOutNode(lv.Spec.NodeName) || lv.DeletionTimestamp != nil:
+		return c.optedOutNode(lv.Spec.NodeName)
+	}
+	for _, claim := range s.claims {
+		if "pvc-"+string(claim.UID) != lv.Name {
+			continue
+		}
+		class := s.class(claim)
+		if OptedOut(claim, c.driver) || class != nil && OptedOut(class, c.driver) {
+			return true
+		}
+	}
+	ns := c.api.Get(Namespaces, "", Namespace).(*corev1.Namespace)
+	return lv.IsSnapshot() || OptedOut(ns, c.driver)
 }
 
 // lostLogicalVolumes returns the LogicalVolumes of lost nodes without a PersistentVolume, which the node controller has to delete.
@@ -239,7 +261,7 @@ func (c *Cluster) lostLogicalVolumes(s state) []string {
 	var lost []string
 	for _, lv := range Typed[topolvm.LogicalVolume](c, LogicalVolumes) {
 		names := func(pv *corev1.PersistentVolume) bool { return pv.Spec.CSI.VolumeHandle == string(lv.UID) }
-		if c.Node(lv.Spec.NodeName) == nil && !slices.ContainsFunc(s.volumes, names) && !c.optedOutNode(lv.Spec.NodeName) {
+		if c.Node(lv.Spec.NodeName) == nil && !slices.ContainsFunc(s.volumes, names) && !c.keeps(s, lv) {
 			lost = append(lost, "LogicalVolume "+lv.Name+" of the lost "+lv.Spec.NodeName+" is not deleted")
 		}
 	}

@@ -281,7 +281,7 @@ func (c *Cluster) Busy() []string {
 	for _, claim := range s.claims {
 		class := s.class(claim)
 		switch {
-		case c.OptedOutLogicalVolume("pvc-" + string(claim.UID)): // the service waits until the node returns
+		case c.KeepsLogicalVolume("pvc-" + string(claim.UID)): // the service waits until the node returns
 		case claim.DeletionTimestamp != nil && slices.Contains(claim.Finalizers, sourceClaimFinalizer) &&
 			!slices.Contains(claim.Finalizers, ProvisioningFinalizer):
 			// Until its snapshots are ready, which are in the list, too.

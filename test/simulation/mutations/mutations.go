@@ -78,7 +78,7 @@ var mutations = []mutation{
 		in("election", "Candidate.term"), condition("!acquired"), "!elector.IsLeader() || false && !acquired"},
 	{"volume-of-an-old-list", "The attacher reads a PersistentVolume that the first list shows as it was before the term.",
 		in("attacher", "term.gather"), statement("volumeUnconfirmed", "fresh"), "s.volumeUnconfirmed = false"},
-	{"no-back-off", "A failed attempt is repeated after a delay.", in("internal/workloop", "Loop.requeueFailed"), call("backoff"), "0"},
+	{"no-back-off", "A failed attempt is repeated after a delay.", in("internal/workloop", "Loop.requeueFailed"), call("Backoff"), "0"},
 	{"delete-without-uid", "The deletion of a PersistentVolume names its UID.",
 		in("provisioner", "volumeLoop.apply"), value("Preconditions"),
 		"&metav1.Preconditions{ResourceVersion: ptr.To(pv.ResourceVersion)}"},
