@@ -208,6 +208,9 @@ func (s *simulation) call(ctx context.Context, from *replica, method string, r a
 	ended := s.serves(o, ctx)
 	answer, err := do()
 	ended(r, answer, err)
+	if err != nil && s.driver == nil && s.unreachable(volumeOf(r)) {
+		s.checker.calls.Add(-1) // a fault that lasts
+	}
 	if created, ok := answer.(*csi.CreateSnapshotResponse); ok && err == nil && v.unready {
 		created.Snapshot.ReadyToUse = false
 	}
