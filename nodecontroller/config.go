@@ -116,7 +116,7 @@ func (c Config) HasWork() bool {
 		c.PVCFinalizerMode != pvcfinalizer.ModeOff || c.ResizeNudge || c.EnableWebhooks
 }
 
-// RetainedFields returns the fields that the informers must retain for c, which is resolved.
+// RetainedFields returns the fields that the informers must retain for c, which is complete.
 func (c Config) RetainedFields() kube.RetainedFields {
 	return kube.RetainedFields{
 		Nodes: true, Claims: true, PodAnnotations: []string{c.ResizeAnnotation},

@@ -31,7 +31,7 @@ type Controller struct {
 	server       *webhook.Server // nil: the webhooks are off
 }
 
-// New checks cfg, which is resolved, and requests the informers. It starts nothing; see
+// New checks cfg, which is complete, and requests the informers. It starts nothing; see
 // [Controller.Run] and [Controller.Serve].
 func New(cfg Config, deps Deps) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {

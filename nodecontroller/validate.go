@@ -95,7 +95,7 @@ func (c Config) validateWebhooks() error {
 	return nil
 }
 
-// DeletingFlags returns the flags with which c deletes objects that belong to others. c must be resolved.
+// DeletingFlags returns the flags with which c deletes objects that belong to others. c must be complete.
 func (c Config) DeletingFlags() []string {
 	var flags []string
 	if c.Deletes() {

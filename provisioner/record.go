@@ -33,7 +33,7 @@ import (
 // the request is prepared from them again, with the topology of the record, and must have the same hash, see [driver.resume].
 type requestRecord struct {
 	ID     string `json:"id"`     // tells the records of a claim apart
-	Driver string `json:"driver"` // as kube.HasProvisioningRecord reads it
+	Driver string `json:"driver"` // as kube.RecordedDriver reads it
 	// Request is a hash of the request without the values of its secrets.
 	Request string `json:"request"`
 	// Topology is a compressed csi.TopologyRequirement, which is large with one segment per node. Nil for none. The preferred segments

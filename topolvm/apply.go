@@ -178,7 +178,9 @@ func (k *call) create(ctx context.Context, lv *LogicalVolume) error {
 	case apierrors.IsInvalid(err):
 		return subjectOf(lv).errorf(codes.Internal, "creating it: %v. Check the CustomResourceDefinition and the admission policies", err)
 	case err != nil:
-		k.s.unanswered.add(lv.Name, k.s.now())
+		if !kube.IsRefused(err) && !apierrors.IsTooManyRequests(err) {
+			k.s.unanswered.add(lv.Name, k.s.now())
+		}
 		return apiError(ctx, subjectOf(lv), "creating it", err)
 	}
 	k.awaited = k.observed(created).UID

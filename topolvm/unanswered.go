@@ -13,9 +13,9 @@ import (
 // minute by default.
 const lateAfter = 2 * time.Minute
 
-// unanswered has the names of LogicalVolumes that this process requested to create, without a response. The zero value is empty.
-// The requests of an earlier process are not known: a LogicalVolume that such a request creates after a final error of CreateVolume is
-// reported as unreferenced.
+// unanswered has the names of LogicalVolumes that this process requested to create, without a response that excludes them. The zero value
+// is empty. The requests of an earlier process are not known: a LogicalVolume that such a request creates after a final error of
+// CreateVolume is reported as unreferenced once its claim has another volume or is deleted.
 type unanswered struct {
 	mu    sync.Mutex
 	until map[string]time.Time

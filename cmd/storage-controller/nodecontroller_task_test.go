@@ -100,7 +100,8 @@ func TestNodecontrollerScenarioCommands(t *testing.T) {
 		code, stdout, stderr := command("approve", "--held", "--all", "--yes", "--namespace="+ns)
 		for _, want := range []string{
 			"did not opt in, and will be deleted: volume " + ns + "-delete, claim " + ns + "/delete\n",
-			"did not opt in, and will be deleted with --node-cleanup-retain=claim: volume " + ns + "-retain, claim " + ns + "/retain\n",
+			"did not opt in, and the claim will be deleted if the controller has --node-cleanup-retain=claim: volume " +
+				ns + "-retain, claim " + ns + "/retain\n",
 		} {
 			if code != 0 || approved() != "n1=all" || !strings.Contains(stdout, want) {
 				t.Errorf("%d %q %q, approved %q, want %q", code, stdout, stderr, approved(), want)

@@ -86,7 +86,7 @@ func DefaultCommon() Common {
 	}
 }
 
-// AddFlags adds the flags of the settings to fs. Their defaults are the values in c. No command has all of them.
+// AddFlags adds the flags of the settings to fs. Their defaults are the values in c. A command may have only some of them.
 func (c *Common) AddFlags(fs *pflag.FlagSet) {
 	fs.String("config", "", "configuration file in YAML; its keys are the names of the flags")
 	fs.StringVar(&c.CSIAddress, "csi-address", c.CSIAddress, "socket of the CSI driver: an absolute path or unix://PATH")

@@ -38,8 +38,7 @@ func ConfigFile(fs *pflag.FlagSet) string {
 	return os.Getenv(envName("config"))
 }
 
-// readFile returns the content of the file of --config without its header. Unknown keys are an
-// error. An option of roles at the top is moved into the sections that do not set it.
+// readFile returns the content of the file of --config. Unknown keys are an error.
 func (s *Set) readFile(fs *pflag.FlagSet) (map[string]any, error) {
 	path := ConfigFile(fs)
 	if path == "" {

@@ -134,11 +134,11 @@ func (a apiServer) printNeverOptedIn(ctx context.Context, s Settings, before Rec
 			claim = kube.Key(it.Claim)
 		}
 		if refusals["consent"] && len(refusals) == 1 {
-			condition := ""
+			what := "will be deleted"
 			if pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
-				condition = " with --node-cleanup-retain=claim"
+				what = "the claim will be deleted if the controller has --node-cleanup-retain=claim"
 			}
-			fmt.Fprintf(out, "did not opt in, and will be deleted%s: volume %s, claim %s\n", condition, pv.Name, claim)
+			fmt.Fprintf(out, "did not opt in, and %s: volume %s, claim %s\n", what, pv.Name, claim)
 		}
 	}
 	return nil

@@ -181,12 +181,13 @@ func checkMode(s Settings, f facts, refuse refuse) {
 	}
 }
 
-// checkConsent: an approval without --all ends the wait and the hold, and agrees to nothing.
+// checkConsent: an approval without --all ends the wait and the hold, and agrees to nothing. Nor does an owner of a custom resource without
+// a volume, which an administrator may recreate.
 func checkConsent(s Settings, f facts, refuse refuse) {
 	annotation := CleanupAnnotation(s.Driver)
 	agreed := s.NodeCleanupScope == ScopeAll
 	for _, kind := range []string{"PersistentVolumeClaim", "StorageClass"} {
-		if obj, ok := f.Item.Owners[kind]; ok {
+		if obj, ok := f.Item.Owners[kind]; ok && f.Item.Volume != nil {
 			value, _ := Consent(annotation, kind, obj)
 			agreed = agreed || value == enabled
 		}

@@ -194,14 +194,10 @@ func TestTopologyKey(t *testing.T) {
 		{"several", "", "old", node(), csiNode(testDriver, "k", "l"), "old", false},
 		{"zones", "", "", node("k", "zone-1"), csiNode(testDriver, "k"), "k", false},
 		{"zones that the operator has set", "k", "", node("k", "zone-1"), csiNode(testDriver, "k", "l"), "k", true},
-		{"zones of two Nodes that the operator has set", "k", "", node("k", "shared"), csiNode(testDriver, "k"), "k", false},
 		{"zones of another driver", "", "old", node("k", "zone-1"), csiNode("other", "k"), "old", true},
 	} {
 		s := Settings{Driver: testDriver, TopologyNodeKey: c.set}
 		o := objects{Nodes: map[string]*corev1.Node{"n": c.node}, CSINodes: map[string]*storagev1.CSINode{"n": c.csiNode}}
-		if c.set != "" {
-			o.Nodes["m"], o.CSINodes["m"] = node("k", "shared"), csiNode(testDriver, "k")
-		}
 		if key, problem := topologyKey(s, o, c.remembered); key != c.key || (problem == "") != c.usable {
 			t.Errorf("%s: got %q, %q", c.name, key, problem)
 		}

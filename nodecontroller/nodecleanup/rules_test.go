@@ -80,7 +80,8 @@ var refusals = []struct {
 	}},
 	{"a custom resource without a volume", "consent", KindResource, false, func(s *Settings, f *facts) {
 		s.NodeCleanupScope, f.VolumesListed = ScopeOptIn, true
-		f.Item = &item{Resource: f.Item.Resource}
+		annotate(f.Item.Claim, enabled)
+		f.Item = &item{Resource: f.Item.Resource, Owners: map[string]metav1.Object{"PersistentVolumeClaim": f.Item.Claim}}
 	}},
 	{"the volume opts out", "opt-out", KindVolume, false, func(_ *Settings,
 		f *facts) {

@@ -371,7 +371,7 @@ const keyAdvice = "Set --topology-node-key to a key with one value per node"
 // CSINode reports another.
 func topologyKey(s Settings, o objects, remembered string) (key, problem string) {
 	if s.TopologyNodeKey != "" {
-		return s.TopologyNodeKey, sharedValue(s, o, s.TopologyNodeKey)
+		return s.TopologyNodeKey, ""
 	}
 	several := false
 	for _, csiNode := range o.CSINodes {
@@ -397,23 +397,6 @@ func topologyKey(s Settings, o objects, remembered string) (key, problem string)
 		}
 	}
 	return key, ""
-}
-
-// sharedValue returns why a key that the operator has set cannot be used, or "": Nodes with the driver share a value of it.
-func sharedValue(s Settings, o objects, key string) string {
-	first := map[string]string{}
-	for _, name := range slices.Sorted(maps.Keys(o.Nodes)) {
-		node := o.Nodes[name]
-		value := node.Labels[key]
-		if value == "" || node.DeletionTimestamp != nil || kube.DriverOnNode(o.CSINodes[name], s.Driver) == nil {
-			continue
-		}
-		if other, ok := first[value]; ok {
-			return "label " + key + "=" + value + " is that of Nodes " + other + " and " + name
-		}
-		first[value] = name
-	}
-	return ""
 }
 
 // locate returns the presence of a host, and the Nodes that it may mean, among the Nodes and CSINodes of o. recorded is the

@@ -208,8 +208,12 @@ func (s *simulation) call(ctx context.Context, from *replica, method string, r a
 	ended := s.serves(o, ctx)
 	answer, err := do()
 	ended(r, answer, err)
-	if err != nil && s.driver == nil && s.unreachable(volumeOf(r)) {
-		s.checker.calls.Add(-1) // a fault that lasts
+	switch lasts := err != nil && s.driver == nil; {
+	case lasts && s.unreachable(volumeOf(r)):
+		s.checker.calls.Add(-1)
+	case lasts && s.cluster.KeepsLogicalVolume(volumeOf(r)): // the claim is protected during the call
+		s.checker.calls.Add(-1)
+		s.checker.writes.Add(-2)
 	}
 	if created, ok := answer.(*csi.CreateSnapshotResponse); ok && err == nil && v.unready {
 		created.Snapshot.ReadyToUse = false
