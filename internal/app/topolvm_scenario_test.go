@@ -139,13 +139,22 @@ func (p *pod) kill() {
 	_ = p.stop()
 }
 
+// lastPort is counted up from one that depends on the process.
+var lastPort atomic.Int32
+
+// freeAddress returns an address that no other caller gets. Its port is below those of outgoing connections, one of which could
+// take it before the process listens there.
 func freeAddress(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	lastPort.CompareAndSwap(0, int32(os.Getpid()%20_000))
+	for range 1000 {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+lastPort.Add(1)%20_000))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no port is free")
+	return ""
 }
 
 // get returns the status and the body of an endpoint; 0 if no process listens.
