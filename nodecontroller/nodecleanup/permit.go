@@ -181,8 +181,8 @@ func checkMode(s Settings, f facts, refuse refuse) {
 	}
 }
 
-// checkConsent: an approval without --all ends the wait and the hold, and agrees to nothing. Nor does an owner of a custom resource without
-// a volume, which an administrator may recreate.
+// checkConsent: an approval without --all ends the wait and the hold, and agrees to nothing. The owners of a custom resource without a
+// volume do not agree either: an administrator may be recreating the volume.
 func checkConsent(s Settings, f facts, refuse refuse) {
 	annotation := CleanupAnnotation(s.Driver)
 	agreed := s.NodeCleanupScope == ScopeAll
@@ -266,7 +266,7 @@ func checkRetain(s Settings, f facts, refuse refuse) {
 	}
 }
 
-// checkSnapshot: a Node that returns has its snapshots.
+// checkSnapshot: no PersistentVolume and no claim says whether a snapshot is to be kept. A deletion of its content requests its deletion.
 func checkSnapshot(_ Settings, f facts, refuse refuse) {
 	if res := f.Item.Resource; f.Kind == KindResource && res.Snapshot && !res.Deleting {
 		refuse(never, "Snapshot", "it is a snapshot. Delete its VolumeSnapshot if it is not needed")

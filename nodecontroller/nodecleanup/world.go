@@ -461,7 +461,8 @@ func readItem(ctx context.Context, s Settings, src reader, key, volume string) (
 			class = cmp.Or(class, storagehelpers.GetPersistentVolumeClaimClass(it.Claim))
 		}
 	}
-	if err = it.readClass(ctx, src, class); err != nil {
+	err = it.readClass(ctx, src, class)
+	if err != nil {
 		return it, err
 	}
 	it.Attachments, err = src.attachments(ctx, volume)
