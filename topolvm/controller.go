@@ -92,7 +92,13 @@ func (s *Service) DeleteSnapshot(ctx context.Context, r *csi.DeleteSnapshotReque
 }
 
 func (s *Service) remove(ctx context.Context, operation, id string, snapshot bool) error {
-	kept, err := s.withVolume(ctx, operation, id, func(state volumeState) step { return decideDeletion(state, snapshot) })
+	kept, err := s.withVolume(ctx, operation, id, func(state volumeState) step {
+		if state.lv != nil && s.unanswered.has(state.lv.Name, state.now) { // no LogicalVolume may appear after the deletion
+			return subjectOf(state.lv).fail(codes.Aborted, "an earlier request to create it had no response, and may still take effect. "+
+				"Repeat the call")
+		}
+		return decideDeletion(state, snapshot)
+	})
 	if err == nil && kept != nil {
 		klog.FromContext(ctx).Info("Not deleted: a volume is not a snapshot, and a snapshot is not a volume", "operation", operation,
 			"logicalVolume", klog.KRef("", kept.Name), "volumeHandle", id)

@@ -404,6 +404,20 @@ var createScenarios = []scenario{
 		}
 		f.sentOnce(t, createLV)
 	}},
+	{"036_deletion_after_a_request_without_a_response", func(t *testing.T) {
+		var ahead atomic.Int64
+		f := start(t, clocked(func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }))
+		f.requests.intercept(func(r request) int { return map[string]int{http.MethodPost: http.StatusGatewayTimeout}[r.verb] })
+		_, err := f.create("v", f.on("a"))
+		f.fails(err, codes.Unavailable, "v")
+		f.requests.intercept(nil)
+		v := f.created("v", f.on("a"))
+		f.fails(f.delete(v.VolumeId), codes.Aborted, "v", "had no response")
+		ahead.Store(int64(3 * time.Minute))
+		if err := f.delete(v.VolumeId); err != nil {
+			t.Error(err)
+		}
+	}},
 	{"036_request_without_a_response", func(t *testing.T) {
 		var ahead atomic.Int64
 		f := start(t, clocked(func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }))

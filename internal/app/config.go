@@ -161,7 +161,7 @@ func (c Config) ResolveNodecontroller(driver string) (nodecontroller.Config, err
 func (c Config) DriverConfig() csiclient.Config {
 	cfg := csiclient.DefaultConfig()
 	cfg.Address = c.Common.CSIAddress
-	if c.Common.CSISocket != "" {
+	if c.service { // the file of another command may set csi-address
 		cfg.Address = c.Common.CSISocket
 	}
 	cfg.ExitOnConnectionLoss = c.Common.ExitOnConnectionLoss
