@@ -168,7 +168,7 @@ type term struct {
 	records Records           // of cm, or the last ones if it was deleted
 	taken   bool              // this term is the holder
 	nexts   time.Time         // when only the sentences were written last
-	listed  listed
+	listed  time.Time         // see objects.Listed
 	tried   attempts
 	plan    Plan      // the last one
 	ended   time.Time // the last pass
@@ -248,6 +248,7 @@ func (t *term) pass(ctx context.Context, _ string) (next time.Time, err error) {
 	}
 	t.publish(ctx, r, err, unlisted)
 	if err != nil {
+		t.listed = time.Time{} // the next plan does not have what the lists had
 		for _, h := range r.plan.Hosts {
 			for _, release := range h.Releases {
 				if release.Unrecorded {
@@ -318,10 +319,10 @@ func (t *term) store(cm *corev1.ConfigMap) {
 // decide plans with the caches, and again with the lists that the plan needs. The plan is complete without them, if they fail with
 // the error: nothing that depends on them is done.
 func (t *term) decide(ctx context.Context) (r round, err error) {
-	l, fresh, failed := t.listed, false, maps.Clone(t.tried)
+	l, failed := listed{}, maps.Clone(t.tried)
 	maps.DeleteFunc(failed, func(_ types.UID, a attempt) bool { return !a.Until.IsZero() })
 	for {
-		o := t.objects(l, fresh)
+		o := t.objects(l)
 		for uid, a := range failed { // the plan has their reasons, however long the pass took
 			a.Until = o.Now.Add(a.delay)
 			t.tried[uid] = a
@@ -335,10 +336,7 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 		if err != nil {
 			break
 		}
-		fresh = fresh || nodes
 	}
-	l.volumes, l.volumesListed = nil, false
-	t.listed = l
 	if len(t.deps.Informers.Forbidden()) > 0 || r.plan.world.Incomplete != "" { // the end of either need not enqueue a pass
 		r.plan.before(r.plan.world.Now.Add(waitInterval))
 	}
@@ -358,22 +356,20 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 	return r, err
 }
 
-// objects returns what the caches have, and what lists have. fresh: the list of Nodes is of this pass. It counts however long it took:
-// rule absence permits nothing by a list of another minute.
-func (t *term) objects(l listed, fresh bool) objects {
+// objects returns what the caches have, or the lists of this pass. They count however long they took: rule absence permits nothing by
+// lists of another minute.
+func (t *term) objects(l listed) objects {
 	now := time.Now()
-	o := objects{Now: now, Fresh: fresh, VolumesListed: l.volumesListed, Volumes: t.volumes.List()}
-	o.Departed, o.Incomplete = t.departures.since(now)
-	cached := t.nodes.List()
-	if fresh || now.Sub(l.at) < listAge {
-		o.Listed = l.at
-		l.nodes, l.csiNodes = t.departures.without(l)
-	} else {
-		l.nodes, l.csiNodes = nil, nil
+	o := objects{
+		Now: now, Listed: t.listed, Nodes: byName(t.nodes.List()), CSINodes: byName(t.csiNodes.List()),
+		VolumesListed: l.volumesListed, Volumes: t.volumes.List(),
 	}
-	o.Nodes, o.CSINodes = merge(cached, l.nodes, fresh), merge(t.csiNodes.List(), l.csiNodes, fresh)
-	if fresh {
-		o.Cached = merge(cached, nil, false)
+	o.Departed, o.Incomplete = t.departures.since(now)
+	if !l.at.IsZero() {
+		t.listed = time.Time{}
+		if o.list(l.at, l.nodes, l.csiNodes) { // the next passes may do without lists
+			t.listed = l.at
+		}
 	}
 	if l.volumesListed {
 		o.Volumes = l.volumes
