@@ -350,32 +350,22 @@ func (w *world) addStale(s Settings) {
 
 // addMentions marks the hosts that a volume of the driver names by any topology key.
 func (w *world) addMentions(s Settings, r Records) {
-	named := map[string][]*host{}
-	for value, h := range w.Hosts {
-		names := []string{value, r.Lost[value].Node}
-		if h.Last != nil {
-			names = append(names, h.Last.Name)
-		}
-		for _, node := range h.Nodes {
-			names = append(names, node.Name)
-		}
-		for _, name := range sorted(names) {
-			named[name] = append(named[name], h)
-		}
+	if len(w.Hosts) == 0 {
+		return
 	}
-	delete(named, "")
+	mentioned := map[string]bool{}
 	for _, pv := range w.Volumes {
 		for _, term := range affinityOf(pv, s.Driver) {
-			for _, list := range [][]corev1.NodeSelectorRequirement{term.MatchExpressions, term.MatchFields} {
-				for _, e := range list {
-					for _, value := range e.Values {
-						for _, h := range named[value] {
-							h.Mentioned = true
-						}
-					}
+			for _, e := range slices.Concat(term.MatchExpressions, term.MatchFields) {
+				for _, value := range e.Values {
+					mentioned[value] = value != ""
 				}
 			}
 		}
+	}
+	for value, h := range w.Hosts {
+		h.Mentioned = mentioned[value] || mentioned[r.Lost[value].Node] || h.Last != nil && mentioned[h.Last.Name] ||
+			slices.ContainsFunc(h.Nodes, func(node *corev1.Node) bool { return mentioned[node.Name] })
 	}
 }
 
