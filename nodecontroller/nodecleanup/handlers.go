@@ -189,29 +189,24 @@ type caches struct {
 	namespaces *expiring.Expiring // that were read lately
 }
 
-// fromCache returns the object with a key, or nil if the cache does not have it.
-func fromCache[T any](get func(string) (*T, bool), key string) (*T, error) {
-	obj, ok := get(key)
-	if !ok {
-		return nil, nil
-	}
-	return obj, nil
-}
-
 func (r caches) volume(_ context.Context, name string) (*corev1.PersistentVolume, error) {
-	return fromCache(r.c.volumes.Get, name)
+	pv, _ := r.c.volumes.Get(name)
+	return pv, nil
 }
 
 func (r caches) class(_ context.Context, name string) (*storagev1.StorageClass, error) {
-	return fromCache(r.c.classes.Get, name)
+	class, _ := r.c.classes.Get(name)
+	return class, nil
 }
 
 func (r caches) node(_ context.Context, name string) (*corev1.Node, error) {
-	return fromCache(r.c.nodes.Get, name)
+	node, _ := r.c.nodes.Get(name)
+	return node, nil
 }
 
 func (r caches) claim(_ context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
-	return fromCache(r.c.claims.Get, namespace+"/"+name)
+	claim, _ := r.c.claims.Get(namespace + "/" + name)
+	return claim, nil
 }
 
 // namespace reads at most twice in [Settings.CheckInterval], so that each check has a new one.
