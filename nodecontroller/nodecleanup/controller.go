@@ -348,10 +348,7 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 		}
 		n.Next = r.plan.sentence(t.cfg.Settings, h)
 		klog.FromContext(ctx).V(2).Info("Decided", "node", h.Name(), "next", n.Next)
-		r.plan.Hosts[i].Next = n.Next
-		if len(r.plan.Records.Lost) <= maxNext {
-			r.plan.Records.Lost[h.Value] = n
-		}
+		r.plan.Hosts[i].Next, r.plan.Records.Lost[h.Value] = n.Next, n
 	}
 	return r, err
 }
