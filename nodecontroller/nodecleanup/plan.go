@@ -25,8 +25,10 @@ type Plan struct {
 	Next     time.Time  // when time alone may change the plan
 	Protect  []string   // Nodes that get the finalizer
 
-	world                    world // that it was made of
-	wantsNodes, wantsVolumes bool  // see needsLists
+	world                    world  // that it was made of
+	wantsNodes, wantsVolumes bool   // see needsLists
+	version                  string // resourceVersion of the ConfigMap with its records
+	losses                   int64  // that the process had seen before it read the caches
 }
 
 // HostPlan is the part of a [Plan] about one host.
@@ -528,6 +530,9 @@ func (p *Plan) planNodes(s Settings) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.Nodes)) {
 		node := w.Nodes[name]
+		if s.protects(node, w.CSINodes[name]) {
+			p.Protect = append(p.Protect, name)
+		}
 		if s.NodeFinalizerMode == FinalizerOff && node.DeletionTimestamp != nil && slices.Contains(node.Finalizers, s.NodeFinalizer) {
 			p.problem(CheckFinalizer, "FinalizerOff", "Finalizer %[1]s keeps the Node, and --node-finalizer-mode=off does not remove it. "+
 				"Unless another component does, set --node-finalizer-mode=remove, or run storage-controller nodecontroller "+
@@ -535,12 +540,6 @@ func (p *Plan) planNodes(s Settings) {
 			p.Problems[len(p.Problems)-1].Node = name
 		}
 	}
-	for name, node := range w.Nodes {
-		if s.protects(node, w.CSINodes[name]) {
-			p.Protect = append(p.Protect, name)
-		}
-	}
-	slices.Sort(p.Protect)
 }
 
 // needsLists reports what must be listed before the plan may be carried out: the Nodes and CSINodes, or the volumes.
