@@ -117,10 +117,13 @@ func plan(s Settings, w world, r Records, tried attempts) Plan {
 	}
 	for value, h := range w.Hosts {
 		for _, it := range h.Items {
-			steps[value] = append(steps[value], p.step(s, h, it, tried))
+			st := p.step(s, h, it, tried)
+			steps[value] = append(steps[value], st)
+			if st.due() {
+				p.act(s, it)
+			}
 		}
 	}
-	p.planActed(s, steps)
 	for _, value := range slices.Sorted(maps.Keys(w.Hosts)) {
 		h, n := w.Hosts[value], p.Records.Lost[value]
 		n.Value = value
@@ -422,20 +425,13 @@ func stateOf(s Settings, h *host, r LostNode, st Step) State {
 	return StateForce
 }
 
-// planActed records the deletions that are about to happen, for the window of the breaker, at most once a minute.
-func (p *Plan) planActed(s Settings, steps map[string][]Step) {
-	for _, of := range steps {
-		for _, st := range of {
-			if !st.due() {
-				continue
-			}
-			for _, value := range st.Item.Values {
-				n, known := p.Records.Lost[value]
-				if known && p.world.Now.Sub(n.Acted) >= min(time.Minute, s.NodeCleanupWindow/2) {
-					n.Acted = p.world.Now.UTC().Truncate(time.Millisecond)
-					p.Records.Lost[value] = n
-				}
-			}
+// act records a deletion that is about to happen, for the window of the breaker, at most once a minute.
+func (p *Plan) act(s Settings, it *item) {
+	for _, value := range it.Values {
+		n, known := p.Records.Lost[value]
+		if known && p.world.Now.Sub(n.Acted) >= min(time.Minute, s.NodeCleanupWindow/2) {
+			n.Acted = p.world.Now.UTC().Truncate(time.Millisecond)
+			p.Records.Lost[value] = n
 		}
 	}
 }
