@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/storage-controller/storage-controller/internal/workloop"
+	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
@@ -59,7 +60,8 @@ func (c Config) validateNames() error {
 func (c Config) validateModes() error {
 	errs := []error{
 		c.Settings.Validate(),
-		oneOf("--pvc-finalizer-mode", c.PVCFinalizerMode, pvcfinalizer.ModeOff, pvcfinalizer.ModeStrip, pvcfinalizer.ModeEnforce),
+		nodecleanup.OneOf("--pvc-finalizer-mode", c.PVCFinalizerMode, pvcfinalizer.ModeOff, pvcfinalizer.ModeStrip,
+			pvcfinalizer.ModeEnforce),
 	}
 	if c.PVCFinalizerMode == pvcfinalizer.ModeEnforce && c.DriverName != "" && !topolvm.IsDriver(c.DriverName) {
 		errs = append(errs, fmt.Errorf("--pvc-finalizer-mode=%s: is for TopoLVM only, but the driver is %q. Set strip or off",
@@ -129,13 +131,4 @@ func extendedResource(name string) []string {
 		return []string{"the part after the slash must have at most 63 characters"}
 	}
 	return validation.IsQualifiedName("requests." + name) // a quota adds this prefix
-}
-
-// oneOf returns an error unless value is one of known.
-func oneOf[T ~string](flag string, value T, known ...T) error {
-	if slices.Contains(known, value) {
-		return nil
-	}
-	names := strings.Trim(strings.ReplaceAll(fmt.Sprint(known), " ", ", "), "[]")
-	return fmt.Errorf("%s: must be one of %s, got %q", flag, names, value)
 }

@@ -183,10 +183,6 @@ func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (c
 			"for the resource of the webhook, pods stay Pending. Set --enable-webhooks=false or --enable-capacity=false",
 			"resource", cfg.CapacityResource)
 	}
-	if cfg.NodeCleanup == nodecleanup.ModeReport && election.OwnNamespace() == "" {
-		klog.FromContext(ctx).Info("Lost nodes are not reported: the namespace of the process, which stores their records, is unknown. " +
-			"Set the environment variable POD_NAMESPACE from metadata.namespace")
-	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err

@@ -128,9 +128,9 @@ func (a apiServer) attachments(ctx context.Context, volume string) (names []stri
 	return names, err
 }
 
-// listed are lists of all objects.
+// listed are the lists of a pass.
 type listed struct {
-	at            time.Time // when they began; zero: never
+	at            time.Time // when those of Nodes and CSINodes began; zero: there are none
 	nodes         []*corev1.Node
 	csiNodes      []*storagev1.CSINode
 	volumes       []*corev1.PersistentVolume

@@ -168,7 +168,7 @@ type term struct {
 	records Records           // of cm, or the last ones if it was deleted
 	taken   bool              // this term is the holder
 	nexts   time.Time         // when only the sentences were written last
-	listed  listed
+	listed  time.Time         // see objects.Listed
 	tried   attempts
 	plan    Plan      // the last one
 	ended   time.Time // the last pass
@@ -241,29 +241,30 @@ func (t *term) pass(ctx context.Context, _ string) (next time.Time, err error) {
 		t.end(err)
 		return time.Time{}, err
 	}
-	r, unlisted := t.decide(ctx)
-	r.losses = losses
+	p, unlisted := t.decide(ctx)
+	p.losses = losses
 	if err == nil {
-		r.version, err = t.writeRecords(ctx, r)
+		p.version, err = t.writeRecords(ctx, p)
 	}
-	t.publish(ctx, r, err, unlisted)
+	t.publish(ctx, p, err, unlisted)
 	if err != nil {
-		for _, h := range r.plan.Hosts {
+		t.listed = time.Time{} // the next plan does not have what the lists had
+		for _, h := range p.Hosts {
 			for _, release := range h.Releases {
 				if release.Unrecorded {
-					err = errors.Join(err, t.deleter.release(ctx, r.plan.world.Key, release))
+					err = errors.Join(err, t.deleter.release(ctx, p.world.Key, release))
 				}
 			}
 		}
-		return t.retry(r, r.plan.Next, err)
+		return t.retry(p, p.Next, err)
 	}
-	next, err = t.carryOut(ctx, r)
-	return t.retry(r, next, errors.Join(err, unlisted))
+	next, err = t.carryOut(ctx, p)
+	return t.retry(p, next, errors.Join(err, unlisted))
 }
 
 // retry returns the result of a pass. A Node that waits for our finalizer does not wait for a back-off.
-func (t *term) retry(r round, next time.Time, err error) (time.Time, error) {
-	if err == nil || len(r.waiting(t.cfg.Settings)) == 0 {
+func (t *term) retry(p Plan, next time.Time, err error) (time.Time, error) {
+	if err == nil || len(p.waiting(t.cfg.Settings)) == 0 {
 		return next, err
 	}
 	if soon := time.Now().Add(waitInterval); soon.Before(next) {
@@ -273,8 +274,8 @@ func (t *term) retry(r round, next time.Time, err error) (time.Time, error) {
 }
 
 // waiting returns the Nodes that are being deleted and wait for our finalizer.
-func (r round) waiting(s Settings) (nodes []*corev1.Node) {
-	for _, node := range r.plan.world.Nodes {
+func (p Plan) waiting(s Settings) (nodes []*corev1.Node) {
+	for _, node := range p.world.Nodes {
 		if node.DeletionTimestamp != nil && s.holds(node) {
 			nodes = append(nodes, node)
 		}
@@ -317,17 +318,17 @@ func (t *term) store(cm *corev1.ConfigMap) {
 
 // decide plans with the caches, and again with the lists that the plan needs. The plan is complete without them, if they fail with
 // the error: nothing that depends on them is done.
-func (t *term) decide(ctx context.Context) (r round, err error) {
-	l, fresh, failed := t.listed, false, maps.Clone(t.tried)
+func (t *term) decide(ctx context.Context) (p Plan, err error) {
+	l, failed := listed{}, maps.Clone(t.tried)
 	maps.DeleteFunc(failed, func(_ types.UID, a attempt) bool { return !a.Until.IsZero() })
 	for {
-		o := t.objects(l, fresh)
+		o := t.objects(l)
 		for uid, a := range failed { // the plan has their reasons, however long the pass took
 			a.Until = o.Now.Add(a.delay)
 			t.tried[uid] = a
 		}
-		r.plan = plan(t.cfg.Settings, newWorld(ctx, t.cfg.Settings, o, t.records, t.caches), t.records, t.tried)
-		nodes, volumes := r.plan.needsLists()
+		p = plan(t.cfg.Settings, newWorld(ctx, t.cfg.Settings, o, t.records, t.caches), t.records, t.tried)
+		nodes, volumes := p.needsLists()
 		if !nodes && !volumes {
 			break
 		}
@@ -335,45 +336,37 @@ func (t *term) decide(ctx context.Context) (r round, err error) {
 		if err != nil {
 			break
 		}
-		fresh = fresh || nodes
 	}
-	l.volumes, l.volumesListed = nil, false
-	t.listed = l
-	if len(t.deps.Informers.Forbidden()) > 0 || r.plan.world.Incomplete != "" { // the end of either need not enqueue a pass
-		r.plan.before(r.plan.world.Now.Add(waitInterval))
+	if len(t.deps.Informers.Forbidden()) > 0 || p.world.Incomplete != "" { // the end of either need not enqueue a pass
+		p.before(p.world.Now.Add(waitInterval))
 	}
-	r.plan.Records.Holder = t.holder
-	for i, h := range r.plan.Hosts {
-		n, recorded := r.plan.Records.Lost[h.Value]
+	p.Records.Holder = t.holder
+	for i, h := range p.Hosts {
+		n, recorded := p.Records.Lost[h.Value]
 		if !recorded {
 			continue
 		}
-		n.Next = r.plan.sentence(t.cfg.Settings, h)
+		n.Next = p.sentence(t.cfg.Settings, h)
 		klog.FromContext(ctx).V(2).Info("Decided", "node", h.Name(), "next", n.Next)
-		r.plan.Hosts[i].Next = n.Next
-		if len(r.plan.Records.Lost) <= maxNext {
-			r.plan.Records.Lost[h.Value] = n
-		}
+		p.Hosts[i].Next, p.Records.Lost[h.Value] = n.Next, n
 	}
-	return r, err
+	return p, err
 }
 
-// objects returns what the caches have, and what lists have. fresh: the list of Nodes is of this pass. It counts however long it took:
-// rule absence permits nothing by a list of another minute.
-func (t *term) objects(l listed, fresh bool) objects {
+// objects returns what the caches have, or the lists of this pass. They count however long they took: rule absence permits nothing by
+// lists of another minute.
+func (t *term) objects(l listed) objects {
 	now := time.Now()
-	o := objects{Now: now, Fresh: fresh, VolumesListed: l.volumesListed, Volumes: t.volumes.List()}
-	o.Departed, o.Incomplete = t.departures.since(now)
-	cached := t.nodes.List()
-	if fresh || now.Sub(l.at) < listAge {
-		o.Listed = l.at
-		l.nodes, l.csiNodes = t.departures.without(l)
-	} else {
-		l.nodes, l.csiNodes = nil, nil
+	o := objects{
+		Now: now, Listed: t.listed, Nodes: byName(t.nodes.List()), CSINodes: byName(t.csiNodes.List()),
+		VolumesListed: l.volumesListed, Volumes: t.volumes.List(),
 	}
-	o.Nodes, o.CSINodes = merge(cached, l.nodes, fresh), merge(t.csiNodes.List(), l.csiNodes, fresh)
-	if fresh {
-		o.Cached = merge(cached, nil, false)
+	o.Departed, o.Incomplete = t.departures.since(now)
+	if !l.at.IsZero() {
+		t.listed = time.Time{}
+		if o.list(l.at, l.nodes, l.csiNodes) { // the next passes may do without lists
+			t.listed = l.at
+		}
 	}
 	if l.volumesListed {
 		o.Volumes = l.volumes
@@ -391,8 +384,8 @@ func (t *term) objects(l listed, fresh bool) objects {
 
 // writeRecords writes the records of a plan if they differ, and takes them over in the first pass. A change of only the
 // sentences is written once a minute. It returns the resourceVersion of the ConfigMap.
-func (t *term) writeRecords(ctx context.Context, r round) (version string, err error) {
-	next, now := r.plan.Records, time.Now()
+func (t *term) writeRecords(ctx context.Context, p Plan) (version string, err error) {
+	next, now := p.Records, time.Now()
 	same, sentences := next.equal(t.records), next.withoutNext().equal(t.records.withoutNext())
 	switch {
 	case t.configMap == nil || t.cm == nil && !t.cfg.Deletes() && len(next.Lost) == 0:
@@ -426,8 +419,7 @@ func (t *term) writeRecords(ctx context.Context, r round) (version string, err e
 }
 
 // publish adds the problems of this pass to its plan, and publishes the plan with its events.
-func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
-	p := &r.plan
+func (t *term) publish(ctx context.Context, p Plan, failed, unlisted error) {
 	planned := p.Problems
 	p.Problems = nil
 	for _, err := range []error{failed, unlisted} {
@@ -439,14 +431,14 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 		p.problem(CheckForbidden, "Forbidden/"+resource, "listing and watching %s for --node-cleanup=%s: %v%s", resource, t.cfg.mode(),
 			err, grantHint)
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.plan.world.Nodes)) {
-		if a, failed := t.waits(r, r.plan.world.Nodes[name]); failed {
+	for _, name := range slices.Sorted(maps.Keys(p.world.Nodes)) {
+		if a, failed := t.waits(p, p.world.Nodes[name]); failed {
 			a.Reason.Node = name
 			p.Problems = append(p.Problems, a.Reason)
 		}
 	}
 	if failed != nil {
-		for _, node := range r.waiting(t.cfg.Settings) {
+		for _, node := range p.waiting(t.cfg.Settings) {
 			if t.cfg.overdue(node, p.world.Now) && t.cfg.optOut("Node", node) != "" {
 				p.problem(CheckForbidden, "Unrecorded", "The Node has opted out of the cleanup. It keeps its finalizer until the opt-out "+
 					"can be written to ConfigMap %s", ConfigMapName(t.cfg.Driver))
@@ -456,7 +448,7 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 	}
 	p.Problems = bounded(append(p.Problems, planned...))
 	var driver runtime.Object
-	for _, e := range events(t.cfg.Settings, t.plan, *p) {
+	for _, e := range events(t.cfg.Settings, t.plan, p) {
 		if e.object == nil && e.node == "" {
 			if driver == nil {
 				driver = t.csiDriver(ctx)
@@ -466,43 +458,43 @@ func (t *term) publish(ctx context.Context, r round, failed, unlisted error) {
 		t.send(e)
 	}
 	p.world = world{Key: p.world.Key, stays: p.world.stays} // the rest would keep the lists of this pass in memory
-	t.plan = *p
-	t.seen.Store(p)
+	t.plan = p
+	t.seen.Store(&p)
 }
 
 // waits returns the last attempt at an object, if the next one is not due yet.
-func (t *term) waits(r round, obj metav1.Object) (a attempt, waits bool) {
+func (t *term) waits(p Plan, obj metav1.Object) (a attempt, waits bool) {
 	a, failed := t.tried[obj.GetUID()]
-	return a, failed && r.plan.world.Now.Before(a.Until)
+	return a, failed && p.world.Now.Before(a.Until)
 }
 
 // carryOut does the due steps, then the releases, and adds the missing finalizers, several at a time. The next pass decides about
 // what it does not reach.
-func (t *term) carryOut(ctx context.Context, r round) (next time.Time, err error) {
+func (t *term) carryOut(ctx context.Context, p Plan) (next time.Time, err error) {
 	work := []map[types.UID]func() error{{}, {}, {}}
-	for _, h := range r.plan.Hosts {
+	for _, h := range p.Hosts {
 		for _, st := range h.Steps {
 			phase := 0
 			if st.Kind == KindResource {
 				phase = 1
 			}
 			if st.due() { // a volume of several hosts has one step
-				work[phase][st.Item.target(st.Kind)] = func() error { return t.deleter.delete(ctx, r, st) }
+				work[phase][st.Item.target(st.Kind)] = func() error { return t.deleter.delete(ctx, p, st) }
 			}
 		}
 		for _, release := range h.Releases {
-			if _, waits := t.waits(r, release.Node); !waits {
-				work[2][release.Node.UID] = func() error { return t.deleter.release(ctx, r.plan.world.Key, release) }
+			if _, waits := t.waits(p, release.Node); !waits {
+				work[2][release.Node.UID] = func() error { return t.deleter.release(ctx, p.world.Key, release) }
 			}
 		}
 	}
-	for _, name := range r.plan.Protect {
-		node := r.plan.world.Nodes[name]
-		if _, waits := t.waits(r, node); !waits {
+	for _, name := range p.Protect {
+		node := p.world.Nodes[name]
+		if _, waits := t.waits(p, node); !waits {
 			work[2][node.UID] = func() error { return t.deleter.protect(ctx, node) }
 		}
 	}
-	next, end := r.plan.Next, r.plan.world.Now.Add(passTime)
+	next, end := p.Next, p.world.Now.Add(passTime)
 	for _, phase := range work {
 		if len(phase) > 0 {
 			next, err = t.do(ctx, phase, next, end)
@@ -512,7 +504,7 @@ func (t *term) carryOut(ctx context.Context, r round) (next time.Time, err error
 		}
 	}
 	maps.DeleteFunc(t.tried, func(_ types.UID, a attempt) bool {
-		return !a.Until.IsZero() && r.plan.world.Now.Sub(a.Until) > departedAge
+		return !a.Until.IsZero() && p.world.Now.Sub(a.Until) > departedAge
 	})
 	return next, nil
 }

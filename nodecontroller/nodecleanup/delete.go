@@ -36,13 +36,6 @@ type deleter struct {
 	losses  func() int64 // number of losses that this process has seen
 }
 
-// round is what a pass has decided, and what it has decided on.
-type round struct {
-	plan    Plan
-	version string // resourceVersion of the ConfigMap
-	losses  int64  // before the caches were read
-}
-
 // errLimited means that --node-cleanup-qps is used up.
 var errLimited = errors.New("--node-cleanup-qps is used up")
 
@@ -58,24 +51,24 @@ type refusedError struct{ Reason }
 func (e refusedError) Error() string { return e.String() }
 
 // facts reads what decides about a step from the API server. moment precedes the first read.
-func (d *deleter) facts(ctx context.Context, r round, st Step) (f facts, moment election.Moment, err error) {
+func (d *deleter) facts(ctx context.Context, p Plan, st Step) (f facts, moment election.Moment, err error) {
 	moment = election.Now()
 	cm, err := d.configMap(ctx, d.home, d.s.Driver)
 	if err != nil {
 		return f, moment, err
 	}
-	if cm != nil && cm.Annotations[AnnotationHolder] != r.plan.Records.Holder {
+	if cm != nil && cm.Annotations[AnnotationHolder] != p.Records.Holder {
 		return f, moment, errNotHolder
 	}
-	f, err = liveFacts(ctx, d.s, d.apiServer, r.plan, st)
-	f.Changed = cm == nil || cm.ResourceVersion != r.version || d.losses() != r.losses
+	f, err = liveFacts(ctx, d.s, d.apiServer, p, st)
+	f.Changed = cm == nil || cm.ResourceVersion != p.version || d.losses() != p.losses
 	f.Now = time.Now()
 	return f, moment, err
 }
 
 // delete does a due step. The error is nil if the request was accepted, or if the object does not exist.
-func (d *deleter) delete(ctx context.Context, r round, st Step) error {
-	if st.limited(r) && d.limiter.TokensAt(time.Now()) < 1 {
+func (d *deleter) delete(ctx context.Context, p Plan, st Step) error {
+	if st.limited(p) && d.limiter.TokensAt(time.Now()) < 1 {
 		return errLimited
 	}
 	handle := ""
@@ -91,12 +84,12 @@ func (d *deleter) delete(ctx context.Context, r round, st Step) error {
 		}
 		defer release()
 	}
-	return election.Reread(func() error { return d.deleteLocked(ctx, r, st) })
+	return election.Reread(func() error { return d.deleteLocked(ctx, p, st) })
 }
 
 // deleteLocked is delete with the lock of the volume.
-func (d *deleter) deleteLocked(ctx context.Context, r round, st Step) error {
-	f, moment, err := d.facts(ctx, r, st)
+func (d *deleter) deleteLocked(ctx context.Context, p Plan, st Step) error {
+	f, moment, err := d.facts(ctx, p, st)
 	if err != nil {
 		return err
 	}
@@ -110,7 +103,7 @@ func (d *deleter) deleteLocked(ctx context.Context, r round, st Step) error {
 	case len(reasons) > 0:
 		return refusedError{reasons[0]}
 	}
-	if st.limited(r) && !d.limiter.Allow() {
+	if st.limited(p) && !d.limiter.Allow() {
 		return errLimited
 	}
 	return d.request(ctx, f, st.Again, moment)
@@ -118,10 +111,10 @@ func (d *deleter) deleteLocked(ctx context.Context, r round, st Step) error {
 
 // limited reports whether --node-cleanup-qps limits a step. It does not if a request to the API server deleted the Nodes, or if
 // an administrator approved the loss. The breaker applies to all.
-func (st Step) limited(r round) bool {
+func (st Step) limited(p Plan) bool {
 	return slices.ContainsFunc(st.Item.Values, func(value string) bool {
-		h := r.plan.world.Hosts[value]
-		return h != nil && h.Presence == missing && r.plan.Records.Lost[value].Approved.IsZero()
+		h := p.world.Hosts[value]
+		return h != nil && h.Presence == missing && p.Records.Lost[value].Approved.IsZero()
 	})
 }
 

@@ -16,7 +16,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	expiring "k8s.io/apimachinery/pkg/util/cache"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -97,9 +96,8 @@ func (c *Controller) nodeDeleted(node *corev1.Node) {
 	c.enqueue(true)
 }
 
-func (c *Controller) csiNodeDeleted(n *storagev1.CSINode) {
+func (c *Controller) csiNodeDeleted(*storagev1.CSINode) {
 	c.losses.Add(1)
-	c.departures.addCSINode(n.UID)
 	c.enqueue(true)
 }
 
@@ -153,12 +151,11 @@ const (
 	maxDeparted = 10_000
 )
 
-// departures are the Nodes and CSINodes that were deleted lately, and the former labels of Nodes. The zero value is ready for use.
+// departures are the Nodes that were deleted lately, and the former labels of Nodes. The zero value is ready for use.
 type departures struct {
-	mu       sync.Mutex
-	nodes    []departed
-	missed   time.Time // when a Node was not remembered last
-	csiNodes map[types.UID]time.Time
+	mu     sync.Mutex
+	nodes  []departed
+	missed time.Time // when a Node was not remembered last
 }
 
 // add remembers the last state of a Node, or its state before its labels changed. It had opted out if one of the two states has.
@@ -174,46 +171,15 @@ func (d *departures) add(s Settings, last, node *corev1.Node, deleted bool) {
 	d.nodes = append(d.nodes, n)
 }
 
-func (d *departures) addCSINode(uid types.UID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.csiNodes == nil {
-		d.csiNodes = map[types.UID]time.Time{}
-	}
-	d.csiNodes[uid] = time.Now()
-}
-
 // since forgets the older ones, and returns the Nodes of the last departedAge. incomplete says that there were more.
 func (d *departures) since(now time.Time) (nodes []departed, incomplete string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.nodes = slices.DeleteFunc(d.nodes, func(n departed) bool { return now.Sub(n.At) > departedAge })
-	maps.DeleteFunc(d.csiNodes, func(_ types.UID, at time.Time) bool { return now.Sub(at) > departedAge })
 	if now.Sub(d.missed) <= departedAge {
 		incomplete = fmt.Sprintf("more than %d Nodes were deleted or relabelled within %v", maxDeparted, departedAge)
 	}
 	return slices.Clone(d.nodes), incomplete
-}
-
-// without returns the Nodes and CSINodes of l whose deletion was not observed.
-func (d *departures) without(l listed) (nodes []*corev1.Node, csiNodes []*storagev1.CSINode) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	gone := map[types.UID]bool{}
-	for _, n := range d.nodes {
-		gone[n.UID] = gone[n.UID] || n.Deleted
-	}
-	for _, n := range l.nodes {
-		if !gone[n.UID] {
-			nodes = append(nodes, n)
-		}
-	}
-	for _, n := range l.csiNodes {
-		if d.csiNodes[n.UID].IsZero() {
-			csiNodes = append(csiNodes, n)
-		}
-	}
-	return nodes, csiNodes
 }
 
 // caches is the [reader] that reads from the caches. It reads Namespaces, which are not watched, from the API server.
@@ -223,29 +189,24 @@ type caches struct {
 	namespaces *expiring.Expiring // that were read lately
 }
 
-// fromCache returns the object with a key, or nil if the cache does not have it.
-func fromCache[T any](get func(string) (*T, bool), key string) (*T, error) {
-	obj, ok := get(key)
-	if !ok {
-		return nil, nil
-	}
-	return obj, nil
-}
-
 func (r caches) volume(_ context.Context, name string) (*corev1.PersistentVolume, error) {
-	return fromCache(r.c.volumes.Get, name)
+	pv, _ := r.c.volumes.Get(name)
+	return pv, nil
 }
 
 func (r caches) class(_ context.Context, name string) (*storagev1.StorageClass, error) {
-	return fromCache(r.c.classes.Get, name)
+	class, _ := r.c.classes.Get(name)
+	return class, nil
 }
 
 func (r caches) node(_ context.Context, name string) (*corev1.Node, error) {
-	return fromCache(r.c.nodes.Get, name)
+	node, _ := r.c.nodes.Get(name)
+	return node, nil
 }
 
 func (r caches) claim(_ context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
-	return fromCache(r.c.claims.Get, namespace+"/"+name)
+	claim, _ := r.c.claims.Get(namespace + "/" + name)
+	return claim, nil
 }
 
 // namespace reads at most twice in [Settings.CheckInterval], so that each check has a new one.

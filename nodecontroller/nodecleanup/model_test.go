@@ -368,7 +368,7 @@ func (o *observed) observe(a *api, n int) {
 		case e.csi:
 			o.csiNodes[e.name] = e.csiNode
 		case e.node == nil || old != nil && old.UID != e.node.UID:
-			o.depart(a.now, old)
+			o.depart(a.now, old, true)
 			delete(o.nodes, e.name)
 			if e.node != nil {
 				o.nodes[e.name] = e.node
@@ -376,7 +376,7 @@ func (o *observed) observe(a *api, n int) {
 			o.lost++
 		default:
 			if old != nil && hostOf(old.Name, old.Labels, testKey) != hostOf(e.name, e.node.Labels, testKey) {
-				o.depart(a.now, old)
+				o.depart(a.now, old, false)
 			}
 			if old != nil && old.DeletionTimestamp == nil && e.node.DeletionTimestamp != nil {
 				o.lost++
@@ -387,10 +387,10 @@ func (o *observed) observe(a *api, n int) {
 	}
 }
 
-func (o *observed) depart(now time.Time, n *corev1.Node) {
+func (o *observed) depart(now time.Time, n *corev1.Node, deleted bool) {
 	optedOut := n.Annotations[testAnnotation] != "" && n.Annotations[testAnnotation] != enabled
 	o.departed = append(o.departed, departed{Name: n.Name, UID: n.UID, Labels: n.Labels, Created: n.CreationTimestamp.Time,
-		OptedOut: optedOut, At: now})
+		OptedOut: optedOut, Deleted: deleted, At: now})
 	if value := hostOf(n.Name, n.Labels, testKey); optedOut {
 		o.optedOut[value] = true
 	}

@@ -25,8 +25,10 @@ type Plan struct {
 	Next     time.Time  // when time alone may change the plan
 	Protect  []string   // Nodes that get the finalizer
 
-	world                    world // that it was made of
-	wantsNodes, wantsVolumes bool  // see needsLists
+	world                    world  // that it was made of
+	wantsNodes, wantsVolumes bool   // see needsLists
+	version                  string // resourceVersion of the ConfigMap with its records
+	losses                   int64  // that the process had seen before it read the caches
 }
 
 // HostPlan is the part of a [Plan] about one host.
@@ -115,10 +117,13 @@ func plan(s Settings, w world, r Records, tried attempts) Plan {
 	}
 	for value, h := range w.Hosts {
 		for _, it := range h.Items {
-			steps[value] = append(steps[value], p.step(s, h, it, tried))
+			st := p.step(s, h, it, tried)
+			steps[value] = append(steps[value], st)
+			if st.due() {
+				p.act(s, it)
+			}
 		}
 	}
-	p.planActed(s, steps)
 	for _, value := range slices.Sorted(maps.Keys(w.Hosts)) {
 		h, n := w.Hosts[value], p.Records.Lost[value]
 		n.Value = value
@@ -420,20 +425,13 @@ func stateOf(s Settings, h *host, r LostNode, st Step) State {
 	return StateForce
 }
 
-// planActed records the deletions that are about to happen, for the window of the breaker, at most once a minute.
-func (p *Plan) planActed(s Settings, steps map[string][]Step) {
-	for _, of := range steps {
-		for _, st := range of {
-			if !st.due() {
-				continue
-			}
-			for _, value := range st.Item.Values {
-				n, known := p.Records.Lost[value]
-				if known && p.world.Now.Sub(n.Acted) >= min(time.Minute, s.NodeCleanupWindow/2) {
-					n.Acted = p.world.Now.UTC().Truncate(time.Millisecond)
-					p.Records.Lost[value] = n
-				}
-			}
+// act records a deletion that is about to happen, for the window of the breaker, at most once a minute.
+func (p *Plan) act(s Settings, it *item) {
+	for _, value := range it.Values {
+		n, known := p.Records.Lost[value]
+		if known && p.world.Now.Sub(n.Acted) >= min(time.Minute, s.NodeCleanupWindow/2) {
+			n.Acted = p.world.Now.UTC().Truncate(time.Millisecond)
+			p.Records.Lost[value] = n
 		}
 	}
 }
@@ -528,6 +526,9 @@ func (p *Plan) planNodes(s Settings) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.Nodes)) {
 		node := w.Nodes[name]
+		if s.protects(node, w.CSINodes[name]) {
+			p.Protect = append(p.Protect, name)
+		}
 		if s.NodeFinalizerMode == FinalizerOff && node.DeletionTimestamp != nil && slices.Contains(node.Finalizers, s.NodeFinalizer) {
 			p.problem(CheckFinalizer, "FinalizerOff", "Finalizer %[1]s keeps the Node, and --node-finalizer-mode=off does not remove it. "+
 				"Unless another component does, set --node-finalizer-mode=remove, or run storage-controller nodecontroller "+
@@ -535,12 +536,6 @@ func (p *Plan) planNodes(s Settings) {
 			p.Problems[len(p.Problems)-1].Node = name
 		}
 	}
-	for name, node := range w.Nodes {
-		if s.protects(node, w.CSINodes[name]) {
-			p.Protect = append(p.Protect, name)
-		}
-	}
-	slices.Sort(p.Protect)
 }
 
 // needsLists reports what must be listed before the plan may be carried out: the Nodes and CSINodes, or the volumes.

@@ -329,7 +329,7 @@ func large() (Settings, objects, *store) {
 
 // planOnce makes a plan, from the objects in caches and lists.
 func planOnce(s Settings, o objects, src reader, nodes []*corev1.Node, csiNodes []*storagev1.CSINode) Plan {
-	o.Nodes, o.CSINodes = merge(nil, nodes, true), merge(nil, csiNodes, true)
+	o.Nodes, o.CSINodes = byName(nodes), byName(csiNodes)
 	o.Cached = o.Nodes
 	w := newWorld(context.Background(), s, o, Records{Lost: map[string]LostNode{}, Checked: ago(time.Minute)}, src)
 	return plan(s, w, Records{Lost: map[string]LostNode{}, Checked: ago(time.Minute)}, nil)

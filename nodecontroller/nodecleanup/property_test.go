@@ -155,6 +155,7 @@ type actor struct {
 	acting string // the term that makes a pass
 	tried  attempts
 	lists  lists
+	listed time.Time         // see objects.Listed
 	cm     *corev1.ConfigMap // as this term read or wrote it last
 }
 
@@ -164,7 +165,6 @@ type lists struct {
 	nodes    []*corev1.Node
 	csiNodes []*storagev1.CSINode
 	snapshot *store // what the API had then
-	lost     int    // deletions that the process had observed
 }
 
 // run is the execution of one history.
@@ -253,6 +253,7 @@ func (r *run) lead(p *actor) {
 		r.hosts = map[string]*truth{}
 	}
 	p.holder, p.taken, p.ended, p.tried, p.lists, p.cm = fmt.Sprint("term-", r.terms), false, false, attempts{}, lists{}, nil
+	p.listed = time.Time{}
 }
 
 // point lets another actor act during a pass, if a history says so. The names of the operations that may happen here are given.
@@ -274,14 +275,13 @@ var anything = []uint8{opObserve, opDelete, opCreate, opNode, opVolume, opApprov
 
 // objects returns what a pass of p reads.
 func (p *actor) objects(now time.Time, fresh, volumes bool, api *api) objects {
-	o := objects{Now: now, Departed: p.departed, Fresh: fresh, VolumesListed: volumes}
-	cached, csiNodes := slices.Collect(maps.Values(p.nodes)), slices.Collect(maps.Values(p.csiNodes))
-	o.Nodes, o.CSINodes = merge(cached, nil, false), merge(csiNodes, nil, false)
-	if !p.lists.at.IsZero() && now.Sub(p.lists.at) <= listAge {
-		o.Nodes, o.CSINodes, o.Listed = merge(cached, p.lists.nodes, fresh), merge(csiNodes, p.lists.csiNodes, fresh), p.lists.at
-	}
+	o := objects{Now: now, Listed: p.listed, Departed: p.departed, VolumesListed: volumes}
+	o.Nodes, o.CSINodes = maps.Clone(p.nodes), maps.Clone(p.csiNodes)
 	if fresh {
-		o.Cached = p.nodes
+		p.listed = time.Time{}
+		if o.list(p.lists.at, p.lists.nodes, p.lists.csiNodes) {
+			p.listed = p.lists.at
+		}
 	}
 	all := maps.Clone(p.volumes)
 	if volumes {
@@ -298,29 +298,12 @@ func (p *actor) objects(now time.Time, fresh, volumes bool, api *api) objects {
 
 // list lists all CSINodes, then all Nodes.
 func (r *run) listNodes(p *actor) {
-	l := lists{at: r.now, snapshot: newStore(), lost: p.lost}
+	l := lists{at: r.now, snapshot: newStore()}
 	l.snapshot.csiNodes = maps.Clone(r.csiNodes)
 	r.point(opDelete, opCreate, opNode)
 	l.snapshot.nodes = maps.Clone(r.nodes)
 	l.csiNodes, l.nodes = slices.Collect(maps.Values(l.snapshot.csiNodes)), slices.Collect(maps.Values(l.snapshot.nodes))
 	p.lists = l
-}
-
-// forget drops from the last lists what was deleted since, as far as p has observed that.
-func (p *actor) forget(before *store) {
-	p.lists.nodes = slices.DeleteFunc(slices.Clone(p.lists.nodes), func(n *corev1.Node) bool {
-		return before.nodes[n.Name] != nil && p.nodes[n.Name] == nil
-	})
-	p.lists.csiNodes = slices.DeleteFunc(slices.Clone(p.lists.csiNodes), func(n *storagev1.CSINode) bool {
-		return before.csiNodes[n.Name] != nil && p.csiNodes[n.Name] == nil
-	})
-}
-
-// deliver delivers events to p.
-func (r *run) deliver(p *actor, n int) {
-	before := &store{nodes: maps.Clone(p.nodes), csiNodes: maps.Clone(p.csiNodes)}
-	p.observe(r.api, n)
-	p.forget(before)
 }
 
 // pass is one pass of p: read, plan, write, delete, release. It does with the plan what the controller does.
@@ -370,6 +353,7 @@ func (r *run) pass(p *actor) {
 		var ok bool
 		written, ok = r.write(p, pl, stored, records, fresh)
 		if !ok {
+			p.listed = time.Time{}
 			return
 		}
 	}
@@ -538,7 +522,7 @@ func (r *run) apply(o operation) {
 		}
 	case opObserve:
 		p := r.processes[v%2]
-		r.deliver(p, 1+v/2%3)
+		p.observe(r.api, 1+v/2%3)
 		if v&32 != 0 {
 			p.observeOthers(r.api)
 		}
@@ -578,7 +562,7 @@ func (r *run) lead1(v int) {
 		r.lead(r.leader)
 	}
 	if v&3 != 3 {
-		r.deliver(r.leader, len(r.log))
+		r.leader.observe(r.api, len(r.log))
 	}
 	if v&12 != 12 {
 		r.leader.observeOthers(r.api)

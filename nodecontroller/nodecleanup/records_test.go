@@ -210,19 +210,17 @@ func TestSettings(t *testing.T) {
 		t.Error(err)
 	}
 	for want, change := range map[string]func(*Settings){
-		"--node-cleanup=dry-run was removed":   func(s *Settings) { s.NodeCleanup = "dry-run" },
-		"--node-cleanup: must be one of":       func(s *Settings) { s.NodeCleanup = "all" },
-		"--node-cleanup-scope":                 func(s *Settings) { s.NodeCleanupScope = "" },
-		"--node-cleanup-retain":                func(s *Settings) { s.NodeCleanupRetain = "delete" },
-		"--node-finalizer-mode":                func(s *Settings) { s.NodeFinalizerMode = "on" },
-		"--node-finalizer: must have a prefix": func(s *Settings) { s.NodeFinalizer = "node" },
-		"--topology-node-key":                  func(s *Settings) { s.TopologyNodeKey = "a/b/c" },
-		"--node-missing-grace":                 func(s *Settings) { s.NodeMissingGrace = time.Second },
-		"--node-delete-grace":                  func(s *Settings) { s.NodeDeleteGrace = -1 },
-		"--node-cleanup-max-fraction":          func(s *Settings) { s.NodeCleanupMaxFraction = 1.5 },
-		"--node-cleanup-min-nodes":             func(s *Settings) { s.NodeCleanupMinNodes = -1 },
-		"--node-cleanup-qps":                   func(s *Settings) { s.NodeCleanupQPS = 0 },
-		"--node-cleanup-burst":                 func(s *Settings) { s.NodeCleanupBurst = 0 },
+		"--node-cleanup=dry-run was removed": func(s *Settings) { s.NodeCleanup = "dry-run" },
+		"--node-cleanup: must be one of":     func(s *Settings) { s.NodeCleanup = "all" },
+		"--node-cleanup-scope":               func(s *Settings) { s.NodeCleanupScope = "" },
+		"--node-cleanup-retain":              func(s *Settings) { s.NodeCleanupRetain = "delete" },
+		"--node-finalizer-mode":              func(s *Settings) { s.NodeFinalizerMode = "on" },
+		"--node-missing-grace":               func(s *Settings) { s.NodeMissingGrace = time.Second },
+		"--node-delete-grace":                func(s *Settings) { s.NodeDeleteGrace = -1 },
+		"--node-cleanup-max-fraction":        func(s *Settings) { s.NodeCleanupMaxFraction = 1.5 },
+		"--node-cleanup-min-nodes":           func(s *Settings) { s.NodeCleanupMinNodes = -1 },
+		"--node-cleanup-qps":                 func(s *Settings) { s.NodeCleanupQPS = 0 },
+		"--node-cleanup-burst":               func(s *Settings) { s.NodeCleanupBurst = 0 },
 	} {
 		s := DefaultSettings()
 		change(&s)

@@ -354,7 +354,7 @@ func TestSlowLists(t *testing.T) {
 	f := scenario(t, nil)
 	slow := listed{at: time.Now().Add(-2 * listAge), nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n"}}}}
 	term := term{Controller: f.prepare(f.user).c}
-	if o := term.objects(slow, true); o.Nodes["n"] == nil || !o.Listed.Equal(slow.at) {
+	if o := term.objects(slow); o.Nodes["n"] == nil || !o.Listed.Equal(slow.at) {
 		t.Errorf("got %+v", o)
 	}
 }

@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -216,12 +215,12 @@ func (s Settings) isRemovable(finalizer string) bool {
 	return slices.Contains(s.removableFinalizers(), finalizer)
 }
 
-// Validate returns all errors in s. Names that are still empty are not checked.
+// Validate returns all errors in s but those of its names, which the configuration of the role checks.
 func (s Settings) Validate() error {
 	errs := []error{
-		oneOf("--node-finalizer-mode", s.NodeFinalizerMode, FinalizerOff, FinalizerRemove, FinalizerManage),
-		oneOf("--node-cleanup-scope", s.NodeCleanupScope, ScopeOptIn, ScopeAll),
-		oneOf("--node-cleanup-retain", s.NodeCleanupRetain, RetainSkip, RetainClaim),
+		OneOf("--node-finalizer-mode", s.NodeFinalizerMode, FinalizerOff, FinalizerRemove, FinalizerManage),
+		OneOf("--node-cleanup-scope", s.NodeCleanupScope, ScopeOptIn, ScopeAll),
+		OneOf("--node-cleanup-retain", s.NodeCleanupRetain, RetainSkip, RetainClaim),
 	}
 	check := func(ok bool, format string, args ...any) {
 		if !ok {
@@ -231,17 +230,7 @@ func (s Settings) Validate() error {
 	if s.NodeCleanup == "dry-run" {
 		errs = append(errs, errors.New("--node-cleanup=dry-run was removed: use report, and doctor for permissions"))
 	} else {
-		errs = append(errs, oneOf("--node-cleanup", s.NodeCleanup, ModeOff, ModeReport, ModeClaims, ModeVolumes))
-	}
-	if name := s.NodeFinalizer; name != "" {
-		problems := validation.IsQualifiedName(name)
-		if !strings.Contains(name, "/") {
-			problems = []string{"must have a prefix, as in example.com/name"}
-		}
-		check(len(problems) == 0, "--node-finalizer: %s, got %q", strings.Join(problems, "; "), name)
-	}
-	if problems := validation.IsQualifiedName(s.TopologyNodeKey); s.TopologyNodeKey != "" && len(problems) > 0 {
-		check(false, "--topology-node-key: %s, got %q", strings.Join(problems, "; "), s.TopologyNodeKey)
+		errs = append(errs, OneOf("--node-cleanup", s.NodeCleanup, ModeOff, ModeReport, ModeClaims, ModeVolumes))
 	}
 	for _, d := range []struct {
 		flag  string
@@ -263,8 +252,8 @@ func (s Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// oneOf returns an error unless value is one of known.
-func oneOf[T ~string](flag string, value T, known ...T) error {
+// OneOf returns an error unless the value of a flag is one of known.
+func OneOf[T ~string](flag string, value T, known ...T) error {
 	if slices.Contains(known, value) {
 		return nil
 	}

@@ -74,8 +74,8 @@ type Resource struct {
 // objects are what a pass reads, from caches and lists. Nothing of it is modified.
 type objects struct {
 	Now           time.Time
-	Listed        time.Time // when the lists of Nodes and CSINodes in it began; zero: it has none
-	Fresh         bool      // the lists are of this pass: they alone have decided about Nodes and CSINodes
+	Listed        time.Time // when the last lists began that have no Node and CSINode which is not here; zero: never
+	Fresh         bool      // Nodes and CSINodes are lists of this pass, else they are those of the caches
 	VolumesListed bool      // Volumes has a list of this pass
 	Incomplete    string    // why objects may be absent here, so that nothing may be deleted; empty: all are here
 	Nodes         map[string]*corev1.Node
@@ -84,6 +84,27 @@ type objects struct {
 	Departed      []departed
 	Volumes       []*corev1.PersistentVolume
 	Resources     []Resource
+}
+
+// list replaces what the caches have by lists of Nodes and CSINodes, without the Nodes whose deletion was observed since. complete
+// reports whether the caches had them all.
+func (o *objects) list(at time.Time, nodes []*corev1.Node, csiNodes []*storagev1.CSINode) (complete bool) {
+	cached := o.CSINodes
+	o.Listed, o.Fresh, o.Cached = at, true, o.Nodes
+	o.Nodes, o.CSINodes = byName(nodes), byName(csiNodes)
+	for _, d := range o.Departed {
+		if node := o.Nodes[d.Name]; node != nil && node.UID == d.UID && d.Deleted {
+			delete(o.Nodes, d.Name)
+		}
+	}
+	complete = true
+	for name, node := range o.Nodes {
+		complete = complete && o.Cached[name] != nil && o.Cached[name].UID == node.UID
+	}
+	for name := range o.CSINodes {
+		complete = complete && cached[name] != nil
+	}
+	return complete
 }
 
 // resourcesUnknown is the value of Incomplete while the custom resources of the driver are not cached.
@@ -146,17 +167,11 @@ type world struct {
 	stays      map[string]bool // values that mean a Node that is not being deleted
 }
 
-// merge returns objects by name: the listed ones if they are fresh, else also those of the cache, which take precedence. listed
-// must not have objects whose deletion was observed since the list.
-func merge[T metav1.Object](cached, listed []T, fresh bool) map[string]T {
-	all := make(map[string]T, max(len(cached), len(listed)))
-	for _, obj := range listed {
+// byName returns objects by name.
+func byName[T metav1.Object](objs []T) map[string]T {
+	all := make(map[string]T, len(objs))
+	for _, obj := range objs {
 		all[obj.GetName()] = obj
-	}
-	if !fresh {
-		for _, obj := range cached {
-			all[obj.GetName()] = obj
-		}
 	}
 	return all
 }
@@ -335,32 +350,22 @@ func (w *world) addStale(s Settings) {
 
 // addMentions marks the hosts that a volume of the driver names by any topology key.
 func (w *world) addMentions(s Settings, r Records) {
-	named := map[string][]*host{}
-	for value, h := range w.Hosts {
-		names := []string{value, r.Lost[value].Node}
-		if h.Last != nil {
-			names = append(names, h.Last.Name)
-		}
-		for _, node := range h.Nodes {
-			names = append(names, node.Name)
-		}
-		for _, name := range sorted(names) {
-			named[name] = append(named[name], h)
-		}
+	if len(w.Hosts) == 0 {
+		return
 	}
-	delete(named, "")
+	mentioned := map[string]bool{}
 	for _, pv := range w.Volumes {
 		for _, term := range affinityOf(pv, s.Driver) {
-			for _, list := range [][]corev1.NodeSelectorRequirement{term.MatchExpressions, term.MatchFields} {
-				for _, e := range list {
-					for _, value := range e.Values {
-						for _, h := range named[value] {
-							h.Mentioned = true
-						}
-					}
+			for _, e := range slices.Concat(term.MatchExpressions, term.MatchFields) {
+				for _, value := range e.Values {
+					mentioned[value] = value != ""
 				}
 			}
 		}
+	}
+	for value, h := range w.Hosts {
+		h.Mentioned = mentioned[value] || mentioned[r.Lost[value].Node] || h.Last != nil && mentioned[h.Last.Name] ||
+			slices.ContainsFunc(h.Nodes, func(node *corev1.Node) bool { return mentioned[node.Name] })
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -51,6 +52,31 @@ func TestWorld(t *testing.T) {
 		h := newWorld(context.Background(), s, o, records, a.store).Hosts["h"]
 		if h.Presence != c.want || h.Stale != c.stale {
 			t.Errorf("%s: got %s, stale %v", c.name, h.Presence, h.Stale)
+		}
+	}
+}
+
+// TestLists checks that lists decide about the next passes only if the caches had all of their Nodes and CSINodes.
+func TestLists(t *testing.T) {
+	a := newAPI()
+	node, csiNode := &corev1.Node{ObjectMeta: a.meta("n")}, &storagev1.CSINode{ObjectMeta: a.meta("n")}
+	other := &corev1.Node{ObjectMeta: a.meta("n")}
+	for _, c := range []struct {
+		name     string
+		nodes    []*corev1.Node
+		csiNodes []*storagev1.CSINode
+		want     bool
+	}{
+		{"the same", []*corev1.Node{node}, []*storagev1.CSINode{csiNode}, true},
+		{"the lists have less", nil, nil, true},
+		{"the cache has another Node", []*corev1.Node{other}, nil, false},
+		{"the cache lacks a Node", []*corev1.Node{node, {ObjectMeta: a.meta("m")}}, nil, false},
+		{"the cache lacks a CSINode", nil, []*storagev1.CSINode{csiNode, {ObjectMeta: a.meta("m")}}, false},
+	} {
+		o := objects{Nodes: map[string]*corev1.Node{"n": node}, CSINodes: map[string]*storagev1.CSINode{"n": csiNode}}
+		got := o.list(noon, c.nodes, c.csiNodes)
+		if got != c.want || len(o.Nodes) != len(c.nodes) || len(o.CSINodes) != len(c.csiNodes) || len(o.Cached) != 1 || !o.Fresh {
+			t.Errorf("%s: got %v: %+v", c.name, got, o)
 		}
 	}
 }
@@ -160,8 +186,11 @@ func TestDepartures(t *testing.T) {
 	for deleted, want := range map[bool]int{true: 0, false: 1} {
 		var d departures
 		d.add(DefaultSettings(), node, node, deleted)
-		if nodes, _ := d.without(listed{nodes: []*corev1.Node{node}}); len(nodes) != want {
-			t.Errorf("deleted %v: %d Nodes are left", deleted, len(nodes))
+		o := objects{}
+		o.Departed, _ = d.since(time.Now())
+		o.list(noon, []*corev1.Node{node}, nil)
+		if len(o.Nodes) != want {
+			t.Errorf("deleted %v: %d Nodes are left", deleted, len(o.Nodes))
 		}
 	}
 	s, d := DefaultSettings(), departures{}
