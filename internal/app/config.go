@@ -161,7 +161,8 @@ func (c Config) ResolveNodecontroller(driver string) (nodecontroller.Config, err
 func (c Config) DriverConfig() csiclient.Config {
 	cfg := csiclient.DefaultConfig()
 	cfg.Address = c.Common.CSIAddress
-	if c.service { // the file of another command may set csi-address
+	// The configuration file of another command may set csi-address.
+	if c.service {
 		cfg.Address = c.Common.CSISocket
 	}
 	cfg.ExitOnConnectionLoss = c.Common.ExitOnConnectionLoss
