@@ -161,8 +161,8 @@ func (c Config) ResolveNodecontroller(driver string) (nodecontroller.Config, err
 func (c Config) DriverConfig() csiclient.Config {
 	cfg := csiclient.DefaultConfig()
 	cfg.Address = c.Common.CSIAddress
-	// The configuration file of another command may set csi-address.
-	if c.service {
+	// A command that serves the driver has no --csi-address, but its configuration file may set it.
+	if c.service || c.Common.CSISocket != "" {
 		cfg.Address = c.Common.CSISocket
 	}
 	cfg.ExitOnConnectionLoss = c.Common.ExitOnConnectionLoss
