@@ -42,6 +42,9 @@ type Config struct {
 	// OwnDriver means that Dial reaches a driver of this process, which becomes ready while the process works: [Client.Connect]
 	// does not wait for that, and [Client.CheckHealth] does not require it.
 	OwnDriver bool
+	// Registry returns the registry with the durations of the calls of a method, such as /csi.v1.Controller/CreateVolume. Nil
+	// means that of [New].
+	Registry func(method string) prometheus.Registerer
 }
 
 // DefaultConfig returns the defaults of the flags.
@@ -110,8 +113,12 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	registry := cfg.Registry
+	if registry == nil {
+		registry = func(string) prometheus.Registerer { return reg }
+	}
 	c := &Client{
-		cfg: cfg, recorder: &recorder{reg: reg}, calls: newCalls(),
+		cfg: cfg, recorder: &recorder{registry: registry}, calls: newCalls(),
 		ready: make(chan struct{}), lost: make(chan struct{}), reason: errors.New("not connected to the driver yet"),
 	}
 	close(c.lost)

@@ -35,11 +35,11 @@ func WithMigrated(ctx context.Context, migrated bool) context.Context {
 
 // recorder measures calls. Calls before GetPluginInfo are buffered, because driver_name is a label.
 type recorder struct {
-	reg prometheus.Registerer
+	registry func(method string) prometheus.Registerer
 
 	mu        sync.Mutex
 	driver    string
-	seconds   *prometheus.HistogramVec // nil until the name is known
+	seconds   map[prometheus.Registerer]*prometheus.HistogramVec // nil until the name is known
 	buffered  []observation
 	migration bool
 }
@@ -68,20 +68,31 @@ func (r *recorder) setDriver(driver string) {
 		return
 	}
 	r.driver, r.migration = driver, migration.PluginOf(driver) != ""
-	labels := []string{"driver_name", "method_name", "grpc_status_code"}
-	if r.migration {
-		labels = append(labels, "migrated")
-	}
-	r.seconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name:    "csi_sidecar_operations_seconds",
-		Help:    "[ALPHA] Duration of CSI calls, by method and gRPC status code.",
-		Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600},
-	}, labels)
-	r.reg.MustRegister(r.seconds)
+	r.seconds = map[prometheus.Registerer]*prometheus.HistogramVec{}
 	for _, o := range r.buffered {
 		r.observe(o)
 	}
 	r.buffered = nil
+}
+
+// histogram returns the histogram of a method. It must be called with mu held.
+func (r *recorder) histogram(method string) *prometheus.HistogramVec {
+	registry := r.registry(method)
+	if known := r.seconds[registry]; known != nil {
+		return known
+	}
+	labels := []string{"driver_name", "method_name", "grpc_status_code"}
+	if r.migration {
+		labels = append(labels, "migrated")
+	}
+	seconds := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "csi_sidecar_operations_seconds",
+		Help:    "[ALPHA] Duration of CSI calls, by method and gRPC status code.",
+		Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600},
+	}, labels)
+	registry.MustRegister(seconds)
+	r.seconds[registry] = seconds
+	return seconds
 }
 
 // observe must be called with mu held.
@@ -90,7 +101,7 @@ func (r *recorder) observe(o observation) {
 	if r.migration {
 		values = append(values, strconv.FormatBool(o.migrated))
 	}
-	r.seconds.WithLabelValues(values...).Observe(o.seconds)
+	r.histogram(o.method).WithLabelValues(values...).Observe(o.seconds)
 }
 
 func (r *recorder) intercept(

@@ -145,7 +145,11 @@ func TestGuardCaches(t *testing.T) {
 }
 
 func TestSecureServer(t *testing.T) {
-	s, _ := serve(t, Config{Guard: NewGuard(&fakeReviewer{}), Pprof: true, ProfilingAddress: "127.0.0.1:0", HealthAddress: "127.0.0.1:0"})
+	e := local()
+	e.Pprof = true
+	s, _ := serve(t, Config{
+		Guard: NewGuard(&fakeReviewer{}), Endpoints: []Endpoint{e}, ProfilingAddress: "127.0.0.1:0", HealthAddress: "127.0.0.1:0",
+	})
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	defer client.CloseIdleConnections()
 	get := func(url, token string) int {

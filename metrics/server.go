@@ -28,8 +28,8 @@ import (
 
 // Config configures the HTTP endpoints. An empty address disables its endpoint.
 type Config struct {
-	// Address serves metrics, health and the handlers, for example at ":8080".
-	Address string
+	// Endpoints serve metrics, health and the handlers.
+	Endpoints []Endpoint
 	// HealthAddress serves health checks only, always in plain HTTP.
 	HealthAddress string
 	// ProfilingAddress serves profiles only, always in plain HTTP.
@@ -38,32 +38,39 @@ type Config struct {
 	DriverHealthAddress string
 	// DriverHealth checks the CSI driver.
 	DriverHealth Check
-	// Guard, if set, makes Address serve TLS, and authorizes requests for everything but health.
+	// Guard, if set, makes the Endpoints serve TLS, and authorizes requests for everything but health.
 	Guard *Guard
-	// MetricsPath is the path of the metrics.
-	MetricsPath string
-	// Pprof serves profiles at Address under /debug/pprof/.
-	Pprof bool
 	// LeaderElection serves /healthz/leader-election.
 	LeaderElection bool
-	// Handlers serve GET of further paths at Address.
-	Handlers map[string]http.Handler
-	// Actions serve PUT of paths at Address, which change the process. Without Guard they serve only
+	// Handlers returns what serves GET of further paths. Its argument is the path of the metrics at the same address. Optional.
+	Handlers func(metricsPath string) map[string]http.Handler
+	// Actions serve PUT of paths, which change the process. Without Guard they serve only
 	// clients that reach the process through its loopback interface, as kubectl port-forward does.
 	Actions map[string]http.Handler
 }
 
-// Validate returns all errors in c.
-func (c Config) Validate() error {
+// Endpoint is an address with metrics of its own.
+type Endpoint struct {
+	Address     string // for example ":8080"
+	MetricsPath string
+	Registry    interface {
+		prometheus.Registerer
+		prometheus.Gatherer
+	}
+	Pprof bool // serves profiles under /debug/pprof/
+}
+
+// CheckPath returns an error if metrics cannot be served at path.
+func CheckPath(metrics string) error {
 	switch {
-	case !strings.HasPrefix(c.MetricsPath, "/"):
-		return fmt.Errorf("--metrics-path: must begin with a slash, got %q", c.MetricsPath)
-	case strings.ContainsAny(c.MetricsPath, "{}?# "): // http.ServeMux takes braces as wildcards, and panics on invalid ones
-		return fmt.Errorf("--metrics-path: must not contain braces, spaces, ? or #, got %q", c.MetricsPath)
-	case path.Clean(c.MetricsPath) != cmp.Or(strings.TrimSuffix(c.MetricsPath, "/"), "/"): // http.ServeMux panics
-		return fmt.Errorf("--metrics-path: must not contain //, /./ or /../, got %q", c.MetricsPath)
-	case slices.Contains(reserved, strings.TrimSuffix(c.MetricsPath, "/")) || strings.HasPrefix(c.MetricsPath, "/debug/"):
-		return fmt.Errorf("--metrics-path: %s is reserved", c.MetricsPath)
+	case !strings.HasPrefix(metrics, "/"):
+		return fmt.Errorf("--metrics-path: must begin with a slash, got %q", metrics)
+	case strings.ContainsAny(metrics, "{}?# "): // http.ServeMux takes braces as wildcards, and panics on invalid ones
+		return fmt.Errorf("--metrics-path: must not contain braces, spaces, ? or #, got %q", metrics)
+	case path.Clean(metrics) != cmp.Or(strings.TrimSuffix(metrics, "/"), "/"): // http.ServeMux panics
+		return fmt.Errorf("--metrics-path: must not contain //, /./ or /../, got %q", metrics)
+	case slices.Contains(reserved, strings.TrimSuffix(metrics, "/")) || strings.HasPrefix(metrics, "/debug/"):
+		return fmt.Errorf("--metrics-path: %s is reserved", metrics)
 	}
 	return nil
 }
@@ -99,21 +106,25 @@ const shutdownTimeout = 5 * time.Second
 
 // NewServer listens on all addresses, so that an address in use fails at startup. Requests are
 // answered from [Server.Run] on.
-func NewServer(cfg Config, reg *prometheus.Registry) (*Server, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
+func NewServer(cfg Config) (*Server, error) {
+	type content struct {
+		name, address string
+		handler       *http.ServeMux
+		guard         *Guard
 	}
 	s := &Server{}
-	for _, e := range []struct {
-		content, address string
-		handler          *http.ServeMux
-		guard            *Guard
-	}{
-		{"metrics and health", cfg.Address, s.main(cfg, reg), cfg.Guard},
-		{"health", cfg.HealthAddress, s.health(), nil},
-		{"profiles", cfg.ProfilingAddress, profiles(http.NewServeMux(), nil), nil},
-		{"the health of the driver", cfg.DriverHealthAddress, driverHealth(cfg.DriverHealth), nil},
-	} {
+	var contents []content
+	for _, e := range cfg.Endpoints {
+		if err := CheckPath(e.MetricsPath); err != nil {
+			return nil, err
+		}
+		contents = append(contents, content{"metrics and health", e.Address, s.main(cfg, e), cfg.Guard})
+	}
+	for _, e := range append(contents,
+		content{"health", cfg.HealthAddress, s.health(), nil},
+		content{"profiles", cfg.ProfilingAddress, profiles(http.NewServeMux(), nil), nil},
+		content{"the health of the driver", cfg.DriverHealthAddress, driverHealth(cfg.DriverHealth), nil},
+	) {
 		if e.address == "" {
 			continue
 		}
@@ -122,7 +133,7 @@ func NewServer(cfg Config, reg *prometheus.Registry) (*Server, error) {
 			for _, open := range s.endpoints {
 				open.listener.Close()
 			}
-			return nil, fmt.Errorf("serving %s at %q: %w", e.content, e.address, err)
+			return nil, fmt.Errorf("serving %s at %q: %w", e.name, e.address, err)
 		}
 		server := serving.New(e.handler)
 		server.ReadTimeout, server.WriteTimeout = 10*time.Minute, 10*time.Minute // longer than a profile
@@ -130,7 +141,7 @@ func NewServer(cfg Config, reg *prometheus.Registry) (*Server, error) {
 		if e.guard != nil {
 			server.TLSConfig = e.guard.tlsConfig()
 		}
-		s.endpoints = append(s.endpoints, endpoint{e.content, server, listener})
+		s.endpoints = append(s.endpoints, endpoint{e.name, server, listener})
 	}
 	return s, nil
 }
@@ -142,13 +153,15 @@ type endpoint struct {
 	listener net.Listener
 }
 
-// main returns the handler of [Config.Address].
-func (s *Server) main(cfg Config, reg *prometheus.Registry) *http.ServeMux {
+// main returns the handler of e.
+func (s *Server) main(cfg Config, e Endpoint) *http.ServeMux {
 	mux := s.health()
-	metrics := promhttp.InstrumentMetricHandler(reg, promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: 10}))
-	mux.Handle("GET "+cfg.MetricsPath, cfg.Guard.protect(metrics))
-	for path, handler := range cfg.Handlers {
-		mux.Handle("GET "+path, cfg.Guard.protect(handler))
+	metrics := promhttp.InstrumentMetricHandler(e.Registry, promhttp.HandlerFor(e.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: 10}))
+	mux.Handle("GET "+e.MetricsPath, cfg.Guard.protect(metrics))
+	if cfg.Handlers != nil {
+		for path, handler := range cfg.Handlers(e.MetricsPath) {
+			mux.Handle("GET "+path, cfg.Guard.protect(handler))
+		}
 	}
 	for path, handler := range cfg.Actions {
 		if cfg.Guard == nil {
@@ -159,7 +172,7 @@ func (s *Server) main(cfg Config, reg *prometheus.Registry) *http.ServeMux {
 	if cfg.LeaderElection {
 		mux.HandleFunc("GET /healthz/leader-election", s.leaderElection)
 	}
-	if cfg.Pprof {
+	if e.Pprof {
 		profiles(mux, cfg.Guard)
 	}
 	return mux
@@ -213,7 +226,8 @@ func profiles(mux *http.ServeMux, guard *Guard) *http.ServeMux {
 	return mux
 }
 
-// Address returns the first address on which the server listens: [Config.Address], if set. It panics if no address is configured.
+// Address returns the first address on which the server listens: that of the first of [Config.Endpoints], if any. It panics if no
+// address is configured.
 func (s *Server) Address() string { return s.endpoints[0].listener.Addr().String() }
 
 // AddLive adds a check to /livez and /healthz. The kubelet restarts a container that fails it.

@@ -17,15 +17,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 )
 
+// local returns an endpoint on a free port.
+func local() Endpoint {
+	return Endpoint{Address: "127.0.0.1:0", MetricsPath: "/metrics", Registry: NewRegistry("v1")}
+}
+
+// serve serves cfg. Without an endpoint it gets one.
 func serve(t *testing.T, cfg Config, collectors ...prometheus.Collector) (*Server, func(path string) (int, string)) {
 	t.Helper()
-	cfg.Address = "127.0.0.1:0"
-	if cfg.MetricsPath == "" {
-		cfg.MetricsPath = "/metrics"
+	if cfg.Endpoints == nil {
+		cfg.Endpoints = []Endpoint{local()}
 	}
-	registry := NewRegistry("v1")
-	registry.MustRegister(collectors...)
-	s, err := NewServer(cfg, registry)
+	cfg.Endpoints[0].Registry.MustRegister(collectors...)
+	s, err := NewServer(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +58,9 @@ func serve(t *testing.T, cfg Config, collectors ...prometheus.Collector) (*Serve
 }
 
 func TestMetricsOfTheProcess(t *testing.T) {
-	_, get := serve(t, Config{MetricsPath: "/numbers"})
+	e := local()
+	e.MetricsPath = "/numbers"
+	_, get := serve(t, Config{Endpoints: []Endpoint{e}})
 	code, body := get("/numbers")
 	if code != 200 {
 		t.Fatalf("%d: %s", code, body)
@@ -152,7 +158,9 @@ func TestPathsNotServed(t *testing.T) {
 			t.Errorf("%s answers %d", path, code)
 		}
 	}
-	_, get = serve(t, Config{Pprof: true})
+	e := local()
+	e.Pprof = true
+	_, get = serve(t, Config{Endpoints: []Endpoint{e}})
 	if code, body := get("/debug/pprof/"); code != 200 || !strings.Contains(body, "goroutine") {
 		t.Errorf("%d", code)
 	}
@@ -161,10 +169,10 @@ func TestPathsNotServed(t *testing.T) {
 // TestActions: without a guard, only clients on the loopback interface may change the process.
 func TestActions(t *testing.T) {
 	changed := 0
-	cfg := Config{MetricsPath: "/metrics", Actions: map[string]http.Handler{
+	cfg := Config{Actions: map[string]http.Handler{
 		"/debug/flags/v": http.HandlerFunc(func(http.ResponseWriter, *http.Request) { changed++ }),
 	}}
-	handler := (&Server{}).main(cfg, NewRegistry("v1"))
+	handler := (&Server{}).main(cfg, local())
 	for from, want := range map[string]int{
 		"127.0.0.1:99": http.StatusOK, "[::1]:99": http.StatusOK, "10.1.2.3:99": http.StatusForbidden, "pod": http.StatusForbidden,
 	} {
@@ -186,14 +194,17 @@ func TestConfigErrors(t *testing.T) {
 		"", "metrics", "/", "/livez", "/healthz/", "/debug/pprof/heap", "/debug/flags/v", "/{", "/{x}", "/a b", "/a?b", "/a#b",
 		"//a", "/a//b", "/a/../b", "/a//",
 	} {
-		if err := (Config{MetricsPath: path}).Validate(); err == nil || !strings.Contains(err.Error(), "--metrics-path") {
+		if err := CheckPath(path); err == nil || !strings.Contains(err.Error(), "--metrics-path") {
 			t.Errorf("%q: %v", path, err)
 		}
 	}
 	s, _ := serve(t, Config{})
-	for _, cfg := range []Config{{Address: "127.0.0.1:0", HealthAddress: s.Address()}, {Address: s.Address()}} {
-		cfg.MetricsPath = "/metrics"
-		if _, err := NewServer(cfg, NewRegistry("")); err == nil || !strings.Contains(err.Error(), s.Address()) {
+	used := local()
+	used.Address = s.Address()
+	for _, cfg := range []Config{
+		{Endpoints: []Endpoint{local()}, HealthAddress: s.Address()}, {Endpoints: []Endpoint{used}}, {Endpoints: []Endpoint{local(), used}},
+	} {
+		if _, err := NewServer(cfg); err == nil || !strings.Contains(err.Error(), s.Address()) {
 			t.Errorf("an address in use: %v", err)
 		}
 	}
@@ -201,12 +212,12 @@ func TestConfigErrors(t *testing.T) {
 
 func TestShutdownAnswersRequestsInFlight(t *testing.T) {
 	started, release := make(chan struct{}), make(chan struct{})
-	s, err := NewServer(Config{Address: "127.0.0.1:0", MetricsPath: "/metrics", Handlers: map[string]http.Handler{
-		"/slow": http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	s, err := NewServer(Config{Endpoints: []Endpoint{local()}, Handlers: func(string) map[string]http.Handler {
+		return map[string]http.Handler{"/slow": http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 			close(started)
 			<-release
-		}),
-	}}, NewRegistry("v1"))
+		})}
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ the pod can be replaced one by one.`, `  # The controller pod of TopoLVM, in pla
   storage-controller topolvm --controllers=-snapshotter`},
 	"all": {`Run every role that the driver supports in one process: the provisioner, the attacher,
 the resizer, the snapshotter, the capacity role and the nodecontroller share one
-connection to the driver, one set of watches and one address for metrics and health.
+connection to the driver and one set of watches.
 
 The capabilities of the driver decide which roles run, unless --controllers does. A role
 works while it holds its own Lease, which is the Lease of the sidecar that it replaces.
@@ -44,8 +44,9 @@ started again with back-off; the others work. /readyz?verbose and /statusz show 
 role that --controllers names ends the process instead.
 
 A flag of roles sets all roles that have it. With the name of a role as prefix it sets
-that role only: --attacher-timeout, --resizer-workers. The list below contains the
-prefixed flags of options that several roles have; the others exist, too.
+that role only: --attacher-timeout, --resizer-leader-election. The list below contains
+the prefixed flags of options that some roles share; the others exist, too. If roles have
+different addresses of --http-endpoint, each address serves the metrics of its roles.
 
 After SIGTERM, running calls are completed, the PersistentVolumes of created volumes are
 written, and the Leases are released.`,

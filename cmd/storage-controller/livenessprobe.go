@@ -14,7 +14,6 @@ import (
 // newLivenessprobeCommand returns the command that serves the health of the driver. Node pods have no other container
 // of this program that could do it.
 func newLivenessprobeCommand(name string) *cobra.Command {
-	var probe app.Livenessprobe
 	cmd := &cobra.Command{
 		Use:   "livenessprobe",
 		Short: "Serve the health of the CSI driver (replaces livenessprobe)",
@@ -24,20 +23,20 @@ func newLivenessprobeCommand(name string) *cobra.Command {
 				fmt.Fprintln(cmd.OutOrStdout(), name, buildVersion())
 				return nil
 			}
-			c, err := probe.Read(cmd.Flags())
+			probe, err := app.ReadLivenessprobe(cmd.Flags())
 			if err != nil {
 				return err
 			}
-			logs, err := app.SetUpLogging(c.Logging)
+			logs, err := app.SetUpLogging(probe.Common.Logging)
 			if err != nil {
 				return &app.UsageError{Err: err}
 			}
 			defer logs.Flush()
 			ctx, stop := untilSignal(logs.Log)
 			defer stop()
-			return probe.Run(ctx, c, buildVersion())
+			return probe.Run(ctx, buildVersion())
 		},
 	}
-	probe.Register(cmd.Flags())
+	app.RegisterLivenessprobe(cmd.Flags())
 	return cmd
 }

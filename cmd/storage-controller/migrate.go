@@ -243,7 +243,7 @@ func grantsOf(args []string, d migrate.Driver, namespace string) []rbac.Grant {
 	grants := c.Plan(driver, false).Grants
 	for _, g := range grants {
 		for i, a := range g.Accesses {
-			if a.Namespace != "" && a.Namespace != c.Common.LeaseNamespace {
+			if a.Namespace != "" && !c.HasLeasesIn(a.Namespace) {
 				g.Accesses[i].Namespace = namespace
 			}
 		}

@@ -172,7 +172,7 @@ func startsWith(t *testing.T, name string, args []string, nowhere string) {
 	}
 	// The address is left out, since it may be in use here.
 	args = slices.DeleteFunc(slices.Clone(args), func(arg string) bool {
-		return strings.HasPrefix(arg, "--http-endpoint") || strings.HasPrefix(arg, "--metrics-address") ||
+		return strings.Contains(arg, "http-endpoint=") || strings.HasPrefix(arg, "--metrics-address") ||
 			strings.HasPrefix(arg, "--driver-health-endpoint")
 	})
 	if code, _, stderr := output(t, append([]string{"storage-controller"}, args...)...); code != exitFailure || !strings.Contains(stderr,

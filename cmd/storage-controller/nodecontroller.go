@@ -152,8 +152,7 @@ func newTask(ctx context.Context, c app.Config) (task, error) {
 	if err != nil {
 		return task{}, err
 	}
-	client, err := kubernetes.NewForConfig(kube.ForRole(config, c.Version, "nodecontroller", float32(c.Common.KubeAPIQPS),
-		c.Common.KubeAPIBurst))
+	client, err := c.NodecontrollerClient(config)
 	if err != nil {
 		return task{}, fmt.Errorf("creating the client: %w", err)
 	}

@@ -41,7 +41,7 @@ var attacherRole = Role{
 // attacherConfig returns the configuration of the attacher with feature gates.
 func attacherConfig(s Settings) attacher.Config {
 	cfg := s.Attacher
-	cfg.StoreErrorCode = s.Common.FeatureGates.Enabled("MutableCSINodeAllocatableCount")
+	cfg.StoreErrorCode = s.Role(attacherName).Gates.Enabled("MutableCSINodeAllocatableCount")
 	return cfg
 }
 

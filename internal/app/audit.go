@@ -41,7 +41,7 @@ func (b *builder) buildAudit(provisioner *member) (controller, error) {
 		cached.LogicalVolumes = s.service.LogicalVolumes
 	}
 	auditor := audit.Auditor{Config: cfg, Driver: s.driver, CSI: s.csi.Controller(), LogicalVolumes: s.service != nil, Read: cached.Read}
-	return audit.NewController(auditor, c.Common.AuditInterval, s.csi.WaitReady, b.process.registry)
+	return audit.NewController(auditor, c.Common.AuditInterval, s.csi.WaitReady, b.process.registries.of(provisionerName))
 }
 
 // validateAudit returns the error in the settings of the periodic audit.

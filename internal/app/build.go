@@ -48,10 +48,15 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 			events.stop(eventsGrace)
 		}
 	}()
-	b := &builder{process: p, config: config, shared: shared{
+	queues, all := map[registry]*workloop.Metrics{}, []*workloop.Metrics{}
+	for _, registry := range p.registries.all() {
+		queues[registry] = workloop.NewMetrics(registry)
+		all = append(all, queues[registry])
+	}
+	b := &builder{process: p, config: config, queues: queues, shared: shared{
 		settings: p.Settings, driver: p.driver, csi: p.csi, events: events, recorder: events.recorder, metadata: meta,
 		watches:   kube.ForWatches(config, p.Version),
-		informers: kube.NewInformers(client, meta, p.driver.Name), queues: workloop.NewMetrics(p.registry),
+		informers: kube.NewInformers(client, meta, p.driver.Name), queues: queues[p.registries.first],
 		locks: &keylock.Locks[string]{}, running: &running{},
 	}}
 	t := &terms{
@@ -70,10 +75,10 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 	if err := b.addRoles(ctx, t, chosen); err != nil {
 		return nil, err
 	}
-	if err := t.addCandidates(config, p.registry, events); err != nil {
+	if err := t.addCandidates(config, p.registries, events); err != nil {
 		return nil, err
 	}
-	p.page.working(t, b.shared.queues)
+	p.page.working(t, all)
 	t.startInformers()
 	p.server.ready("informers", t.synced)
 	p.terms.Store(t)
@@ -84,6 +89,7 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 type builder struct {
 	process *process
 	config  *rest.Config
+	queues  map[registry]*workloop.Metrics
 	shared  shared
 }
 
@@ -123,7 +129,8 @@ func (b *builder) addRoles(ctx context.Context, t *terms, chosen []Role) error {
 
 // clientConfig returns the configuration of the clients of r in a process that runs with c.
 func clientConfig(config *rest.Config, c Config, r Role) *rest.Config {
-	qps, burst := c.Common.KubeAPIQPS, c.Common.KubeAPIBurst
+	limits := c.Role(r.Name).Limits
+	qps, burst := limits.QPS, limits.Burst
 	if r.limit != nil {
 		qps, burst = r.limit(c.Settings)
 	}
@@ -132,9 +139,10 @@ func clientConfig(config *rest.Config, c Config, r Role) *rest.Config {
 
 // build creates the controller of r.
 func (b *builder) build(ctx context.Context, r Role) (controller, error) {
-	registry := &attempt{Registerer: b.process.registry}
+	ofRole := b.process.registries.of(r.Name)
+	registry := &attempt{Registerer: ofRole}
 	own := b.shared
-	own.informers, own.registry = own.informers.For(r.Name), registry
+	own.informers, own.registry, own.queues = own.informers.For(r.Name), registry, b.queues[ofRole]
 	c, err := r.build(ctx, &own, clientConfig(b.config, b.process.Config, r))
 	if err != nil {
 		registry.undo()

@@ -15,9 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/metrics"
 	"github.com/storage-controller/storage-controller/nodecontroller"
@@ -67,9 +65,12 @@ func (c Config) Validate() error {
 		}
 	}
 	if c.perNode(c.roles) {
-		if c.Common.LeaderElection {
-			errs = append(errs, errors.New("--node-deployment and --leader-election: only one of them may be set, because the "+
-				"instance of every node must work"))
+		for _, r := range c.roles {
+			if mayRun(c.Settings, r.Name) && c.Role(r.Name).Election.Enabled {
+				errs = append(errs, errors.New("--node-deployment and --leader-election: only one of them may be set, because the "+
+					"instance of every node must work"))
+				break
+			}
 		}
 		for _, r := range c.roles {
 			if mayRun(c.Settings, r.Name) && r.nodeDeployment == nil {
@@ -86,15 +87,13 @@ func (c Config) Validate() error {
 	if c.Common.DriverHealthEndpoint != "" && c.nameWithoutConnection() != "" {
 		errs = append(errs, errors.New("--driver-health-endpoint: requires a connection to the driver. Set --csi-address"))
 	}
-	errs = append(errs, c.validateService(), c.DriverConfig().Validate(), c.serverConfig().Validate(), c.tracingConfig("").Validate(),
-		c.validateAudit(), validateLogging(c.Common.Logging))
-	if c.Common.LeaderElection {
-		errs = append(errs, c.leaseConfig().Validate())
-	}
+	errs = append(errs, c.validateService(), c.DriverConfig().Validate(), c.validateEndpoints(), c.validateLeases(),
+		c.tracingConfig("").Validate(), c.validateAudit(), validateLogging(c.Common.Logging))
 	errs = split(errors.Join(errs...))
 	roles := map[string][]string{} // the names of the roles that report an error
 	for _, r := range c.roles {
-		for _, err := range split(r.validate(c.Settings)) {
+		own := c.Role(r.Name)
+		for _, err := range split(errors.Join(own.Validate(), metrics.CheckPath(own.Endpoint.MetricsPath), r.validate(c.Settings))) {
 			text := err.Error()
 			if !slices.ContainsFunc(errs, func(known error) bool { return known.Error() == text }) {
 				errs = append(errs, err)
@@ -106,7 +105,7 @@ func (c Config) Validate() error {
 		}
 	}
 	for i, err := range errs {
-		if names := roles[err.Error()]; len(names) > 0 {
+		if names := roles[err.Error()]; len(names) > 0 && len(names) < len(c.roles) {
 			errs[i] = fmt.Errorf("%s: %w", strings.Join(names, ", "), err)
 		}
 	}
@@ -181,10 +180,29 @@ func (c Config) DriverConfig() csiclient.Config {
 	return cfg
 }
 
-func (c Config) leaseConfig() election.Config {
-	return election.Config{
-		LeaseDuration: c.Common.LeaseDuration, RenewDeadline: c.Common.RenewDeadline, RetryPeriod: c.Common.RetryPeriod,
+// HasLeasesIn reports whether the settings of a role name namespace as that of its Lease.
+func (c Config) HasLeasesIn(namespace string) bool {
+	return slices.ContainsFunc(c.roles, func(r Role) bool { return c.Role(r.Name).Election.Namespace == namespace })
+}
+
+// validateLeases returns an error for two roles that share a Lease, but not its settings.
+func (c Config) validateLeases() error {
+	var errs []error
+	first := map[string]string{} // role by Lease
+	for _, r := range c.Enabled().roles {
+		if !mayRun(c.Settings, r.Name) {
+			continue
+		}
+		lease := r.lease(c.Settings, "DRIVER")
+		other, shared := first[lease]
+		if !shared {
+			first[lease] = r.Name
+		} else if !c.Role(r.Name).Election.Equal(c.Role(other).Election) {
+			errs = append(errs, fmt.Errorf("the roles %s and %s share a Lease: each option that begins with --leader-election must be "+
+				"the same for both", other, r.Name))
+		}
 	}
+	return errors.Join(errs...)
 }
 
 // tracingConfig returns the configuration of traces about driver; an empty endpoint means none.
@@ -193,17 +211,4 @@ func (c Config) tracingConfig(driver string) tracing.Config {
 		Endpoint: c.Common.OTLPEndpoint, Ratio: c.Common.OTLPSamplingRatio,
 		Service: "storage-controller/" + driver, Version: c.Version,
 	}
-}
-
-// serverConfig returns the configuration of the HTTP server.
-func (c Config) serverConfig() metrics.Config {
-	cfg := metrics.Config{
-		HealthAddress: settings.Address(c.Common.HealthBindAddress), ProfilingAddress: settings.Address(c.Common.ProfilingBindAddress),
-		DriverHealthAddress: c.Common.DriverHealthEndpoint, MetricsPath: c.Common.MetricsPath, Pprof: c.Common.EnablePprof,
-		LeaderElection: c.Common.LeaderElection,
-	}
-	for _, a := range c.Common.Endpoints() { // at most one
-		cfg.Address = a
-	}
-	return cfg
 }

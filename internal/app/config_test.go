@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/settings"
 )
 
 // configOf returns the configuration of a command with args.
@@ -55,14 +56,15 @@ func TestNoSocketOfADriver(t *testing.T) {
 
 func TestDefaultsOfTheCommands(t *testing.T) {
 	alone, all := configOf(t, Nodecontroller), configOf(t, All)
-	if !alone.Common.LeaderElection || alone.Common.RetryPeriod != 2*time.Second || !nodecontrollerConfig(alone.Settings).ResizeNudge {
-		t.Errorf("alone: %+v, nudge %t", alone.Common, nodecontrollerConfig(alone.Settings).ResizeNudge)
+	election := func(c Config) settings.Election { return c.Role(c.roles[len(c.roles)-1].Name).Election }
+	if e := election(alone); !e.Enabled || e.Timing.RetryPeriod != 2*time.Second || !nodecontrollerConfig(alone.Settings).ResizeNudge {
+		t.Errorf("alone: %+v, nudge %t", e, nodecontrollerConfig(alone.Settings).ResizeNudge)
 	}
-	if all.Common.LeaderElection || all.Common.RetryPeriod != 5*time.Second || nodecontrollerConfig(all.Settings).ResizeNudge {
-		t.Errorf("all: %+v, nudge %t", all.Common, nodecontrollerConfig(all.Settings).ResizeNudge)
+	if e := election(all); e.Enabled || e.Timing.RetryPeriod != 5*time.Second || nodecontrollerConfig(all.Settings).ResizeNudge {
+		t.Errorf("all: %+v, nudge %t", e, nodecontrollerConfig(all.Settings).ResizeNudge)
 	}
-	if other := configOf(t, Attach); other.Common.LeaderElection || other.Common.RetryPeriod != 5*time.Second {
-		t.Errorf("another role: %+v", other.Common)
+	if e := election(configOf(t, Attach)); e.Enabled || e.Timing.RetryPeriod != 5*time.Second {
+		t.Errorf("another role: %+v", e)
 	}
 }
 
@@ -171,8 +173,12 @@ func TestAddressesOfTheServer(t *testing.T) {
 		"--http-endpoint=:1 --metrics-bind-address=0 --health-probe-bind-address=:2 --profiling-bind-address=:3": {":1", ":2", ":3"},
 		"--health-probe-bind-address=0": {"", "", ""},
 	} {
-		cfg := configOf(t, Nodecontroller, strings.Fields(args)...).serverConfig()
-		if got := [3]string{cfg.Address, cfg.HealthAddress, cfg.ProfilingAddress}; got != want {
+		c := configOf(t, Nodecontroller, strings.Fields(args)...)
+		cfg, address := c.serverConfig(newRegistries("", c.endpoints())), ""
+		for _, e := range cfg.Endpoints {
+			address = e.Address
+		}
+		if got := [3]string{address, cfg.HealthAddress, cfg.ProfilingAddress}; got != want {
 			t.Errorf("%s: got %q, want %q", args, got, want)
 		}
 	}

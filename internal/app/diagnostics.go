@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -40,11 +39,11 @@ type diagnostics struct {
 }
 
 // serve starts the server before anything else, so that it shows what the start waits for.
-func (p *process) serve(ctx context.Context, registry *prometheus.Registry) (*diagnostics, error) {
-	cfg, d := p.serverConfig(), &diagnostics{}
-	cfg.Handlers, cfg.Actions, p.page.checks = p.page.pages(), p.page.actions(), d.checks
+func (p *process) serve(ctx context.Context) (*diagnostics, error) {
+	cfg, d := p.serverConfig(p.registries), &diagnostics{}
+	cfg.Handlers, cfg.Actions, p.page.checks = p.page.pages, p.page.actions(), d.checks
 	cfg.DriverHealth = func(r *http.Request) error { return p.health.check(r.Context(), p.Common.ProbeTimeout) }
-	if cfg.Address == "" && cfg.HealthAddress == "" && cfg.ProfilingAddress == "" && cfg.DriverHealthAddress == "" {
+	if len(cfg.Endpoints) == 0 && cfg.HealthAddress == "" && cfg.ProfilingAddress == "" && cfg.DriverHealthAddress == "" {
 		return d, nil
 	}
 	var err error
@@ -57,7 +56,7 @@ func (p *process) serve(ctx context.Context, registry *prometheus.Registry) (*di
 			return nil, fmt.Errorf("--secure-metrics-server: %w", err)
 		}
 	}
-	if d.server, err = metrics.NewServer(cfg, registry); err != nil {
+	if d.server, err = metrics.NewServer(cfg); err != nil {
 		return nil, err
 	}
 	d.done.Go(func() {

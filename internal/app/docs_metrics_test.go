@@ -130,7 +130,8 @@ func everyMetric(t *testing.T) *collectorsOf {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	registry := &collectorsOf{Registry: metrics.NewRegistry("dev")}
-	p := &process{Config: c, registry: registry, server: &diagnostics{}, page: &status{cfg: c}}
+	p := newProcess(c)
+	p.registries.first = registry
 	if err := p.connect(ctx); err != nil {
 		t.Fatal(err)
 	}

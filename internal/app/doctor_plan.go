@@ -31,10 +31,8 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 		driver = c.topolvm.served()
 	}
 	p := doctor.Plan{
-		Selected:       namesRoles(c.Settings) || !mayRun(c.Settings, attacherName) || !mayRun(c.Settings, capacityName),
-		LeaderElection: c.Common.LeaderElection,
-		LeaseNamespace: election.Namespace(c.Common.LeaseNamespace),
-		PodNamespace:   election.Namespace(""), Pod: os.Getenv("POD_NAME"),
+		Selected:     namesRoles(c.Settings) || !mayRun(c.Settings, attacherName) || !mayRun(c.Settings, capacityName),
+		PodNamespace: election.Namespace(""), Pod: os.Getenv("POD_NAME"),
 	}
 	p.Checks = append(p.Checks, newCheck("settings", "valid", c.Validate(),
 		"correct the flag, the environment variable or the file; config print shows the effective settings"))
@@ -48,9 +46,9 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 	for _, r := range chosen {
 		p.Roles = append(p.Roles, c.planRole(r, driver.Name))
 	}
-	p.Grants, p.APIs = c.grants(chosen, driver, p.LeaseNamespace), c.apis(chosen, driver)
+	p.Grants, p.APIs = c.grants(chosen, driver), c.apis(chosen, driver)
 	p.Capacity, p.SecretNamespaces = contains(chosen, capacityName), c.Common.SecretNamespaces
-	p.Topology = driver.Plugin.VolumeAccessibilityConstraints && c.Common.FeatureGates.Enabled("Topology")
+	p.Topology = driver.Plugin.VolumeAccessibilityConstraints && c.Role(provisionerName).Gates.Enabled("Topology")
 	if driver.Name != "" && contains(chosen, nodecontrollerName) {
 		if _, _, err := completeNodecontroller(c.Settings, driver.Name); err != nil {
 			p.Checks = append(p.Checks, newCheck("settings nodecontroller", "", err, "correct the flag"))
@@ -61,7 +59,10 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 
 // planRole returns a role of the plan; driver is "" if its name is unknown.
 func (c Config) planRole(r Role, driver string) doctor.Role {
-	role := doctor.Role{Name: r.Name, Sidecar: r.sidecar, Named: c.named(r)}
+	e := c.Role(r.Name).Election
+	role := doctor.Role{
+		Name: r.Name, Sidecar: r.sidecar, Named: c.named(r), Elected: e.Enabled, LeaseNamespace: election.Namespace(e.Namespace),
+	}
 	if r.probe != nil && (r.environment == nil || r.environment(c.Settings) == nil) {
 		role.Probe = func(ctx context.Context, config *rest.Config) error { return r.probe(ctx, c.Settings, config) }
 	}
@@ -76,14 +77,14 @@ func (c Config) planRole(r Role, driver string) doctor.Role {
 
 // grants returns the directories of deploy/rbac that the chosen roles need. The permissions for Secrets
 // depend on the StorageClasses and are not among them.
-func (c Config) grants(chosen []Role, driver csiclient.Driver, leases string) []rbac.Grant {
+func (c Config) grants(chosen []Role, driver csiclient.Driver) []rbac.Grant {
 	var grants []rbac.Grant
 	seen := map[string]bool{}
 	for _, r := range chosen {
 		grants = append(grants, r.grants(c.Settings, driver)...)
 		lease := r.lease(c.Settings, driver.Name)
-		if c.Common.LeaderElection && !seen[lease] { // roles may share a Lease
-			grants = append(grants, rbac.Grant{File: r.Name + "-leader-election", Namespace: leases})
+		if e := c.Role(r.Name).Election; e.Enabled && !seen[lease] { // roles may share a Lease
+			grants = append(grants, rbac.Grant{File: r.Name + "-leader-election", Namespace: election.Namespace(e.Namespace)})
 		}
 		seen[lease] = true
 	}
@@ -166,7 +167,8 @@ func (c Config) environmentChecks(chosen []Role, inPod bool) []doctor.Check {
 		missing.Hint += "; this process uses a kubeconfig, so the environment of the pod may differ"
 	}
 	checks := []doctor.Check{missing}
-	if c.Common.LeaderElection && os.Getenv("POD_NAME") == "" && inPod {
+	elected := slices.ContainsFunc(chosen, func(r Role) bool { return c.Role(r.Name).Election.Enabled })
+	if elected && os.Getenv("POD_NAME") == "" && inPod {
 		checks = append(checks, doctor.Check{
 			Name: "environment", Status: doctor.Warning,
 			Message: "POD_NAME is not set: the host name identifies a replica, but pods with hostNetwork on the same node share it",
@@ -212,7 +214,7 @@ func accepted(c Config) []string {
 	if c.Origin("automaxprocs") != "" {
 		all = append(all, "--automaxprocs")
 	}
-	for _, gate := range c.Common.FeatureGates.WithoutEffect() {
+	for _, gate := range c.gatesWithoutEffect() {
 		all = append(all, "feature gate "+gate)
 	}
 	return all
@@ -222,7 +224,7 @@ func accepted(c Config) []string {
 // the settings disable.
 func (c Config) ineffective(declared, chosen []Role, driver csiclient.Driver, known bool) map[string]string {
 	found := map[string]string{}
-	conditions := c.commonConditions()
+	conditions := []condition{{c.Common.OTLPEndpoint != "", "--otlp-endpoint is not set", []string{"otlp-sampling-ratio"}}}
 	var d *csiclient.Driver
 	if known {
 		d = &driver
@@ -241,6 +243,13 @@ func (c Config) ineffective(declared, chosen []Role, driver csiclient.Driver, kn
 			}
 		}
 	}
+	for _, condition := range everyRoleConditions {
+		for _, option := range condition.options {
+			for _, setting := range c.withoutEffect(option, condition.met) {
+				found[setting] = condition.unmet
+			}
+		}
+	}
 	for key, origin := range c.OfOthers(names(chosen)) {
 		role, name, _ := strings.Cut(key, ".")
 		isDisabled := !contains(c.roles, role)
@@ -253,14 +262,42 @@ func (c Config) ineffective(declared, chosen []Role, driver csiclient.Driver, kn
 	return found
 }
 
-// commonConditions returns the conditions of the settings of the process.
-func (c Config) commonConditions() []condition {
-	return []condition{
-		{c.Common.LeaderElection, "--leader-election is off", []string{
-			"leader-election-lease-duration", "leader-election-renew-deadline", "leader-election-retry-period", "leader-election-labels",
-		}},
-		{c.Common.KubeAPIQPS > 0, "--kube-api-qps sets no limit", []string{"kube-api-burst"}},
-		{len(c.Common.Endpoints()) > 0, "--http-endpoint is not set", []string{"metrics-path", "enable-pprof"}},
-		{c.Common.OTLPEndpoint != "", "--otlp-endpoint is not set", []string{"otlp-sampling-ratio"}},
+// everyRoleConditions are the conditions of the settings that every role has.
+var everyRoleConditions = []struct {
+	met     func(settings.Role) bool
+	unmet   string
+	options []string
+}{
+	{func(r settings.Role) bool { return r.Election.Enabled }, "--leader-election is off", []string{"leader-election-lease-duration",
+		"leader-election-renew-deadline", "leader-election-retry-period", "leader-election-labels"}},
+	{func(r settings.Role) bool { return r.Limits.QPS > 0 }, "--kube-api-qps sets no limit", []string{"kube-api-burst"}},
+	{func(r settings.Role) bool { return r.Endpoint.Address() != "" }, "--http-endpoint is not set",
+		[]string{"metrics-path", "enable-pprof"}},
+}
+
+// withoutEffect returns the settings of an option that every role has, for roles whose settings do not meet its condition: one
+// setting if that are all roles.
+func (c Config) withoutEffect(option string, met func(settings.Role) bool) []string {
+	var found []string
+	var last settings.Origin
+	for _, r := range c.roles {
+		key := r.Name + "." + option
+		if origin := c.Origin(key); origin != "" && !met(c.Role(r.Name)) {
+			found, last = append(found, fmt.Sprintf("%s (%s)", key, origin)), origin
+		}
 	}
+	if len(found) == len(c.roles) {
+		return []string{fmt.Sprintf("%s (%s)", option, last)}
+	}
+	return found
+}
+
+// gatesWithoutEffect returns the names of the feature gates that are set for a role, but have no effect, sorted.
+func (c Config) gatesWithoutEffect() []string {
+	var names []string
+	for _, r := range c.roles {
+		names = append(names, c.Role(r.Name).Gates.WithoutEffect()...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }

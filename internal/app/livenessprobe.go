@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"slices"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
@@ -20,82 +20,92 @@ import (
 )
 
 // Livenessprobe serves the health of a driver, with the flags of livenessprobe. It needs no API server.
-type Livenessprobe struct{ port *string }
-
-const healthPort = "health-port"
-
-// Register adds the flags to fs.
-func (l *Livenessprobe) Register(fs *pflag.FlagSet) {
-	settings.Register(fs, func() settings.Set { return newLivenessprobeSettings().Set })
-	l.port = fs.String(healthPort, "9808", "port of /healthz, unless --http-endpoint is set")
-	fs.Lookup("http-endpoint").Usage = "address that serves /healthz and the metrics, such as :9808"
-	fs.Lookup("metrics-address").Usage = "deprecated: address of the metrics; --health-port serves /healthz"
-	fs.Lookup("probe-timeout").Usage = "timeout of Probe, including the connection"
+type Livenessprobe struct {
+	settings.Set // its options set the fields
+	Common       settings.Common
+	endpoint     settings.Endpoint
+	healthPort   string // of /healthz, unless the endpoint is set
 }
 
-// newLivenessprobeSettings returns the default settings of livenessprobe. Its options are those that it has in common with the roles.
-func newLivenessprobeSettings() *Settings {
-	names := []string{"csi-address", "probe-timeout", "http-endpoint", "metrics-address", "metrics-path", "automaxprocs", "version"}
-	s := &Settings{Common: settings.DefaultCommon()}
-	logging := settings.NewFlags(s.Common.Logging.AddFlags)
-	own, _ := settings.Split(settings.NewFlags(s.Common.AddFlags), func(name string) bool {
-		return slices.Contains(names, name) || logging.Lookup(name) != nil
-	})
-	s.Groups = []settings.Group{{Flags: own}}
-	return s
+// newLivenessprobe returns the default settings.
+func newLivenessprobe() *Livenessprobe {
+	l := &Livenessprobe{Common: settings.DefaultCommon(), endpoint: settings.DefaultRole().Endpoint, healthPort: "9808"}
+	flags := settings.NewFlags(l.Common.Logging.AddFlags)
+	all := settings.NewFlags(l.Common.AddFlags)
+	l.endpoint.AddFlags(all)
+	for _, name := range []string{
+		"csi-address", "probe-timeout", "http-endpoint", "metrics-address", "metrics-path", "automaxprocs", "version",
+	} {
+		flags.AddFlag(all.Lookup(name))
+	}
+	flags.StringVar(&l.healthPort, "health-port", l.healthPort, "port of /healthz, unless --http-endpoint is set")
+	flags.Lookup("http-endpoint").Usage = "address that serves /healthz and the metrics, such as :9808"
+	flags.Lookup("metrics-address").Usage = "deprecated: address of the metrics; --health-port serves /healthz"
+	flags.Lookup("probe-timeout").Usage = "timeout of Probe, including the connection"
+	l.Groups = []settings.Group{{Flags: flags}}
+	return l
 }
 
-// Read reads the settings from the flags and the environment. All errors are of the type [UsageError].
-func (l *Livenessprobe) Read(fs *pflag.FlagSet) (settings.Common, error) {
-	s := newLivenessprobeSettings()
-	if err := s.Load(fs); err != nil {
-		return settings.Common{}, &UsageError{err}
-	}
-	c := s.Common
-	if c.HTTPEndpoint == "" {
-		c.HealthBindAddress = net.JoinHostPort("", *l.port)
-	}
-	driver := livenessprobeDriver(c)
-	err := errors.Join(s.Common.Validate(false), driver.Validate(), livenessprobeServer(c).Validate())
-	if *l.port != fs.Lookup(healthPort).DefValue && c.HTTPEndpoint != "" {
-		err = errors.Join(err, fmt.Errorf("--%s and --http-endpoint: only one of them may be set", healthPort))
-	}
-	if _, invalid := net.LookupPort("tcp", *l.port); invalid != nil {
-		err = errors.Join(err, fmt.Errorf("--%s: must be a port, got %q", healthPort, *l.port))
+// RegisterLivenessprobe adds the flags of the command livenessprobe to fs.
+func RegisterLivenessprobe(fs *pflag.FlagSet) {
+	settings.Register(fs, func() settings.Set { return newLivenessprobe().Set })
+}
+
+// ReadLivenessprobe reads the settings from the flags and the environment. All errors are of the type [UsageError].
+func ReadLivenessprobe(fs *pflag.FlagSet) (*Livenessprobe, error) {
+	l := newLivenessprobe()
+	err := l.Load(fs)
+	if err == nil {
+		err = l.validate()
 	}
 	if err != nil {
-		return c, &UsageError{err}
+		return nil, &UsageError{err}
 	}
-	return c, nil
+	return l, nil
 }
 
-func livenessprobeDriver(c settings.Common) csiclient.Config {
+// validate returns every error in the settings.
+func (l *Livenessprobe) validate() error {
+	errs := []error{l.Common.Validate(false), l.endpoint.Validate(), metrics.CheckPath(l.endpoint.MetricsPath), l.driver().Validate()}
+	if l.healthPort != newLivenessprobe().healthPort && l.endpoint.HTTPEndpoint != "" {
+		errs = append(errs, errors.New("--health-port and --http-endpoint: only one of them may be set"))
+	}
+	if _, err := net.LookupPort("tcp", l.healthPort); err != nil {
+		errs = append(errs, fmt.Errorf("--health-port: must be a port, got %q", l.healthPort))
+	}
+	return errors.Join(errs...)
+}
+
+func (l *Livenessprobe) driver() csiclient.Config {
 	driver := csiclient.DefaultConfig()
-	driver.Address, driver.Timeout, driver.MaxLogLength = c.CSIAddress, c.ProbeTimeout, -1
+	driver.Address, driver.Timeout, driver.MaxLogLength = l.Common.CSIAddress, l.Common.ProbeTimeout, -1
 	return driver
 }
 
-func livenessprobeServer(c settings.Common) metrics.Config {
-	server := metrics.Config{HealthAddress: c.HealthBindAddress, MetricsPath: c.MetricsPath}
-	for _, address := range c.Endpoints() { // at most one
-		server.Address = address
+func (l *Livenessprobe) server(registry *prometheus.Registry) metrics.Config {
+	var server metrics.Config
+	if address := l.endpoint.Address(); address != "" {
+		server.Endpoints = []metrics.Endpoint{{Address: address, MetricsPath: l.endpoint.MetricsPath, Registry: registry}}
+	}
+	if l.endpoint.HTTPEndpoint == "" {
+		server.HealthAddress = net.JoinHostPort("", l.healthPort)
 	}
 	return server
 }
 
 // Run serves until ctx ends.
-func (l *Livenessprobe) Run(ctx context.Context, c settings.Common, version string) error {
+func (l *Livenessprobe) Run(ctx context.Context, version string) error {
 	klog.FromContext(ctx).Info("Starting", "version", version)
 	registry := metrics.NewRegistry(version)
-	driver, err := csiclient.New(livenessprobeDriver(c), registry)
+	driver, err := csiclient.New(l.driver(), registry)
 	if err != nil {
 		return err
 	}
 	defer driver.Close()
-	server, err := metrics.NewServer(livenessprobeServer(c), registry)
+	server, err := metrics.NewServer(l.server(registry))
 	if err != nil {
 		return err
 	}
-	server.AddLive("driver", func(r *http.Request) error { return driver.CheckHealth(r.Context(), c.ProbeTimeout) })
+	server.AddLive("driver", func(r *http.Request) error { return driver.CheckHealth(r.Context(), l.Common.ProbeTimeout) })
 	return server.Run(ctx)
 }

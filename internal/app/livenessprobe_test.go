@@ -24,13 +24,12 @@ import (
 // TestHealthPort: like livenessprobe, the subcommand refuses only another port than the default beside --http-endpoint.
 func TestHealthPort(t *testing.T) {
 	for port, refused := range map[string]bool{"9808": false, "9809": true} {
-		var l Livenessprobe
 		fs := pflag.NewFlagSet("livenessprobe", pflag.ContinueOnError)
-		l.Register(fs)
+		RegisterLivenessprobe(fs)
 		if err := fs.Parse([]string{"--health-port=" + port, "--http-endpoint=:9810"}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := l.Read(fs); (err != nil) != refused {
+		if _, err := ReadLivenessprobe(fs); (err != nil) != refused {
 			t.Errorf("port %s: %v", port, err)
 		}
 	}
@@ -39,20 +38,19 @@ func TestHealthPort(t *testing.T) {
 // TestFailedHealthCheck: the log has the error, because the event of the kubelet has only the status code.
 func TestFailedHealthCheck(t *testing.T) {
 	plugin := csitest.Run(t, csitest.Config{})
-	var l Livenessprobe
 	fs := pflag.NewFlagSet("livenessprobe", pflag.ContinueOnError)
-	l.Register(fs)
+	RegisterLivenessprobe(fs)
 	if err := fs.Parse([]string{"--csi-address=" + plugin.Address(), "--http-endpoint=127.0.0.1:0"}); err != nil {
 		t.Fatal(err)
 	}
-	c, err := l.Read(fs)
+	l, err := ReadLivenessprobe(fs)
 	if err != nil {
 		t.Fatal(err)
 	}
 	core, entries := observer.New(zapcore.InfoLevel)
 	ctx, stop := context.WithCancel(klog.NewContext(t.Context(), zapr.NewLogger(zap.New(core))))
 	ended := make(chan error, 1)
-	go func() { ended <- l.Run(ctx, c, "v1") }()
+	go func() { ended <- l.Run(ctx, "v1") }()
 	defer func() {
 		stop()
 		if err := <-ended; err != nil {

@@ -135,7 +135,7 @@ func validateNodecontroller(s Settings) error {
 	cfg := nodecontrollerOf(s, driver)
 	errs := []error{cfg.Validate()}
 	runs := mayRun(s, nodecontrollerName) && unserved(s, driver) == nil
-	if deletes := cfg.DeletingFlags(); len(deletes) > 0 && !s.Common.LeaderElection && runs {
+	if deletes := cfg.DeletingFlags(); len(deletes) > 0 && !s.Role(nodecontrollerName).Election.Enabled && runs {
 		errs = append(errs, fmt.Errorf("--leader-election: must be set with %s, or several replicas delete at the same time",
 			strings.Join(deletes, " and ")))
 	}
@@ -209,4 +209,9 @@ func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (c
 		}
 	}
 	return nodecontroller.New(cfg, deps)
+}
+
+// NodecontrollerClient returns a client for config with the limits of the role.
+func (c Config) NodecontrollerClient(config *rest.Config) (kubernetes.Interface, error) {
+	return kubernetes.NewForConfig(clientConfig(config, c, nodecontrollerRole))
 }

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
@@ -76,9 +75,7 @@ func TestRoleWithoutPermissions(t *testing.T) {
 // termsOf builds the roles of "all" with the permissions of user and short limits.
 func termsOf(t *testing.T, cp *kubetest.ControlPlane, user string, args []string) *terms {
 	t.Helper()
-	p := &process{
-		Config: configOf(t, All, args...).Enabled(), registry: prometheus.NewRegistry(), server: &diagnostics{}, page: &status{},
-	}
+	p := newProcess(configOf(t, All, args...).Enabled())
 	if err := p.connect(t.Context()); err != nil {
 		t.Fatal(err)
 	}

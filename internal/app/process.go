@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
@@ -31,7 +30,7 @@ const terminationLog = "/dev/termination-log"
 // process is one run of the program.
 type process struct {
 	Config
-	registry       prometheus.Registerer
+	registries     registries
 	server         *diagnostics
 	page           *status
 	own            *ownDriver        // nil unless the process serves the driver
@@ -42,21 +41,27 @@ type process struct {
 	terms          atomic.Pointer[terms] // nil until the roles are built
 }
 
+func newProcess(c Config) *process {
+	return &process{
+		Config: c, registries: newRegistries(c.Version, c.endpoints()), server: &diagnostics{}, page: &status{cfg: c, started: time.Now()},
+		terminationLog: terminationLog,
+	}
+}
+
 // Run runs the roles until ctx ends, or until an error occurs that no retry fixes. Components stop in the
 // reverse order of their start: the workers first, the HTTP server last.
 func (c Config) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	log.Info("Starting", "version", c.Version)
-	for _, gate := range c.Common.FeatureGates.WithoutEffect() {
+	for _, gate := range c.gatesWithoutEffect() {
 		log.Info("Feature gate has no effect", "featureGate", gate)
 	}
 	limitMemory(ctx)
 	ctx = kube.WithSecretNamespaces(ctx, c.Common.SecretNamespaces)
-	registry := metrics.NewRegistry(c.Version)
-	p := &process{Config: c, registry: registry, page: &status{cfg: c, started: time.Now()}, terminationLog: terminationLog}
+	p := newProcess(c)
 	// Services outlive the workers that use them.
 	services, stopServices := context.WithCancel(context.WithoutCancel(ctx))
-	server, err := p.serve(services, registry)
+	server, err := p.serve(services)
 	if err != nil {
 		stopServices()
 		return err
@@ -172,10 +177,12 @@ func (p *process) connect(ctx context.Context) error {
 	if name := p.nameWithoutConnection(); name != "" {
 		log.Info("Running without a connection to the driver", "driver", name)
 		p.driver = csiclient.Driver{Name: name}
-		metrics.RegisterDriver(p.registry, name)
+		metrics.RegisterDriver(p.registries.first, name)
 		return nil
 	}
-	csi, err := csiclient.New(p.own.driverConfig(p.DriverConfig()), p.registry)
+	cfg := p.own.driverConfig(p.DriverConfig())
+	cfg.Registry = p.registries.ofMethod
+	csi, err := csiclient.New(cfg, p.registries.first)
 	if err != nil {
 		return err
 	}
@@ -186,7 +193,9 @@ func (p *process) connect(ctx context.Context) error {
 	if p.driver, err = csi.Connect(ctx); err != nil {
 		return err
 	}
-	metrics.RegisterDriver(p.registry, p.driver.Name)
+	for _, registry := range p.registries.all() { // alerts select the series of a target by it
+		metrics.RegisterDriver(registry, p.driver.Name)
+	}
 	log.Info("Connected to the driver", "driver", p.driver.Name, "version", p.driver.VendorVersion)
 	return nil
 }
@@ -215,7 +224,7 @@ func (c Config) AskDriverName(ctx context.Context) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.DriverConfig().Timeout)
 	defer cancel()
-	p := &process{Config: c, registry: prometheus.NewRegistry(), server: &diagnostics{}, page: &status{}}
+	p := newProcess(c)
 	err := p.connect(ctx)
 	if p.csi != nil {
 		defer p.csi.Close()

@@ -23,7 +23,6 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/workloop"
-	"github.com/storage-controller/storage-controller/metrics"
 )
 
 // TestTerminationMessage is what Kubernetes shows of a container that ends with its driver.
@@ -121,10 +120,9 @@ func TestDriverHealthEndpoint(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	registry := metrics.NewRegistry("test")
-	p := &process{Config: c, registry: registry, page: &status{}}
+	p := newProcess(c)
 	ctx, stop := context.WithCancel(t.Context())
-	server, err := p.serve(ctx, registry)
+	server, err := p.serve(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

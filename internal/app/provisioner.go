@@ -41,7 +41,7 @@ var provisionerRole = Role{
 
 // provisionerConfig returns the configuration of the provisioner with feature gates and environment.
 func provisionerConfig(s Settings) provisioner.Config {
-	cfg, on := s.Provisioner, s.Common.FeatureGates.Enabled
+	cfg, on := s.Provisioner, s.Role(provisionerName).Gates.Enabled
 	cfg.SecretNamespaces = s.Common.SecretNamespaces
 	cfg.Topology = on("Topology")
 	cfg.VolumeAttributesClass = on("VolumeAttributesClass")
@@ -106,7 +106,7 @@ func provisionerAPIs(s Settings, d csiclient.Driver) []doctor.API {
 	if caps.ModifyVolume && cfg.VolumeAttributesClass {
 		apis = append(apis, doctor.API{
 			GroupVersion: "storage.k8s.io/v1", Resource: "volumeattributesclasses", For: "VolumeAttributesClasses of new volumes",
-			Required: s.Common.FeatureGates["VolumeAttributesClass"],
+			Required: s.Role(provisionerName).Gates["VolumeAttributesClass"],
 			Hint:     "upgrade to Kubernetes 1.34 or later, if you use VolumeAttributesClasses",
 		})
 	}
@@ -127,7 +127,7 @@ func buildProvisioner(ctx context.Context, s *shared, config *rest.Config) (cont
 		return nil, err
 	}
 	cfg := provisionerConfig(s.settings)
-	_, explicit := s.settings.Common.FeatureGates["VolumeAttributesClass"]
+	_, explicit := s.settings.Role(provisionerName).Gates["VolumeAttributesClass"]
 	if !explicit && !kube.ServesKind(ctx, client.Discovery(), storagev1.SchemeGroupVersion, "VolumeAttributesClass") {
 		klog.FromContext(ctx).Info("VolumeAttributesClasses are ignored: the API server does not serve them")
 		cfg.VolumeAttributesClass = false

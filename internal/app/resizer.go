@@ -46,7 +46,7 @@ var resizerRole = Role{
 // resizerConfig returns the configuration of the resizer with feature gates. As with csi-resizer, --timeout on the
 // command line overrides the timeouts of single calls.
 func resizerConfig(s Settings) resizer.Config {
-	cfg, on := s.Resizer, s.Common.FeatureGates.Enabled
+	cfg, on := s.Resizer, s.Role(resizerName).Gates.Enabled
 	if s.Origin(timeoutOfResizer) == settings.OriginFlag {
 		cfg.ResizeTimeout, cfg.ModifyTimeout = 0, 0
 	}
@@ -88,7 +88,7 @@ func resizerAPIs(s Settings, d csiclient.Driver) []doctor.API {
 	}
 	return []doctor.API{{
 		GroupVersion: "storage.k8s.io/v1", Resource: "volumeattributesclasses", For: "modifying volumes",
-		Required: s.Common.FeatureGates["VolumeAttributesClass"],
+		Required: s.Role(resizerName).Gates["VolumeAttributesClass"],
 		Hint:     "upgrade to Kubernetes 1.34 or later, if you use VolumeAttributesClasses",
 	}}
 }
@@ -99,7 +99,7 @@ func buildResizer(ctx context.Context, s *shared, config *rest.Config) (controll
 		return nil, err
 	}
 	cfg := resizerConfig(s.settings)
-	_, explicit := s.settings.Common.FeatureGates["VolumeAttributesClass"]
+	_, explicit := s.settings.Role(resizerName).Gates["VolumeAttributesClass"]
 	if cfg.VolumeAttributesClass && s.driver.Controller.ModifyVolume && !explicit &&
 		!kube.ServesKind(ctx, client.Discovery(), storagev1.SchemeGroupVersion, "VolumeAttributesClass") {
 		klog.FromContext(ctx).Info("Volumes are not modified: the API server does not serve VolumeAttributesClasses")

@@ -21,7 +21,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
-	"github.com/storage-controller/storage-controller/metrics"
 )
 
 func TestNodecontrollerScenarioSecureMetrics(t *testing.T) {
@@ -92,7 +91,7 @@ func serveSecurely(t *testing.T, cp *kubetest.ControlPlane, user string) string 
 	}
 	c.Logs = &Logs{enabled: zap.NewAtomicLevel()}
 	ctx, stop := context.WithCancel(t.Context())
-	d, err := (&process{Config: c, page: &status{cfg: c}}).serve(ctx, metrics.NewRegistry("test"))
+	d, err := newProcess(c).serve(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

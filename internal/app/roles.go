@@ -16,7 +16,8 @@ var (
 	Snapshot  = Selection{roles: []Role{snapshotterRole}}
 	// As in topolvm-controller, and unlike the sidecars: two replicas must not delete at the same time.
 	Nodecontroller = Selection{roles: []Role{nodecontrollerRole}, defaults: func(s *Settings) {
-		s.Common.LeaderElection, s.Common.RetryPeriod = true, 2*time.Second
+		e := &s.ofRoles[nodecontrollerName].Election
+		e.Enabled, e.Timing.RetryPeriod = true, 2*time.Second
 	}}
 )
 

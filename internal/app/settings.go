@@ -27,6 +27,15 @@ type Settings struct {
 	Resizer        resizer.Config
 	Snapshotter    snapshotter.Config
 	topolvm        serviceConfig
+	ofRoles        map[string]*settings.Role // by the name of the role
+}
+
+// Role returns the settings that the role called name has as every role.
+func (s Settings) Role(name string) settings.Role {
+	if r := s.ofRoles[name]; r != nil {
+		return *r
+	}
+	return settings.DefaultRole()
 }
 
 // newSettings returns the default settings of a command that runs c. Its options set them.
@@ -34,7 +43,11 @@ func (c Selection) newSettings() *Settings {
 	s := &Settings{
 		Common: settings.DefaultCommon(), Provisioner: provisioner.DefaultConfig(), Attacher: attacher.DefaultConfig(),
 		Capacity: capacity.DefaultConfig(), Nodecontroller: nodecontroller.DefaultConfig(), Resizer: resizer.DefaultConfig(),
-		Snapshotter: snapshotter.DefaultConfig(), topolvm: defaultService(c.service),
+		Snapshotter: snapshotter.DefaultConfig(), topolvm: defaultService(c.service), ofRoles: map[string]*settings.Role{},
+	}
+	for _, r := range All.roles {
+		role := settings.DefaultRole()
+		s.ofRoles[r.Name] = &role
 	}
 	s.Capacity.Enabled, s.Nodecontroller.ResizeNudge = c.all, !c.all
 	if c.defaults != nil {
@@ -42,34 +55,34 @@ func (c Selection) newSettings() *Settings {
 	}
 	s.Prefixed = c.all
 	common := settings.NewFlags(s.Common.AddFlags)
-	if c.all {
-		common.Lookup("leader-election").Usage += "; required by --node-cleanup=claims and =volumes"
-	}
 	if c.service {
 		common.Lookup("csi-socket").Usage = "socket on which the CSI driver is served: an absolute path or unix://PATH"
 	}
 	own, others := settings.Split(common, c.hasOption)
 	s.Groups = []settings.Group{
 		{Flags: own}, {Flags: others, Unused: true},
-		c.group(provisionerName, s.Provisioner.AddFlags),
-		c.group(attacherName, s.Attacher.AddFlags),
-		c.group(capacityName, s.Capacity.AddFlags),
-		c.group(nodecontrollerName, func(fs *pflag.FlagSet) {
+		c.group(s, provisionerName, s.Provisioner.AddFlags),
+		c.group(s, attacherName, s.Attacher.AddFlags),
+		c.group(s, capacityName, s.Capacity.AddFlags),
+		c.group(s, nodecontrollerName, func(fs *pflag.FlagSet) {
 			s.Nodecontroller.AddFlags(fs)
+			s.ofRoles[nodecontrollerName].Endpoint.AddTopolvmFlags(fs)
 			if c.all {
 				fs.Lookup("resize-nudge").Usage += ", which costs memory"
 			}
 		}),
-		c.group(resizerName, s.Resizer.AddFlags),
-		c.group(snapshotterName, s.Snapshotter.AddFlags),
+		c.group(s, resizerName, s.Resizer.AddFlags),
+		c.group(s, snapshotterName, s.Snapshotter.AddFlags),
 		{Name: topolvmName, Flags: settings.NewFlags(s.topolvm.addFlags), Unused: !c.service},
 	}
 	return s
 }
 
 // group returns the options of the role called name.
-func (c Selection) group(name string, addFlags func(*pflag.FlagSet)) settings.Group {
-	return settings.Group{Name: name, Flags: settings.NewFlags(addFlags), Unused: !contains(c.roles, name)}
+func (c Selection) group(s *Settings, name string, addFlags func(*pflag.FlagSet)) settings.Group {
+	flags := settings.NewFlags(s.ofRoles[name].AddFlags)
+	addFlags(flags)
+	return settings.Group{Name: name, Flags: flags, Unused: !contains(c.roles, name)}
 }
 
 // hasOption reports whether a command that runs c has an option of the process. A configuration file may contain the others.
@@ -77,7 +90,7 @@ func (c Selection) hasOption(name string) bool {
 	switch name {
 	case "audit-interval":
 		return contains(c.roles, provisionerName)
-	case "csi-socket", "metrics-bind-address", "secure-metrics-server", "health-probe-bind-address", "profiling-bind-address",
+	case "csi-socket", "secure-metrics-server", "health-probe-bind-address", "profiling-bind-address",
 		"print-config":
 		return contains(c.roles, nodecontrollerName)
 	case "controllers":

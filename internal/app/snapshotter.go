@@ -45,7 +45,7 @@ var snapshotterRole = Role{
 func snapshotterConfig(s Settings) snapshotter.Config {
 	cfg := s.Snapshotter
 	cfg.SecretNamespaces = s.Common.SecretNamespaces
-	cfg.Groups = s.Common.FeatureGates.Enabled("CSIVolumeGroupSnapshot")
+	cfg.Groups = s.Role(snapshotterName).Gates.Enabled("CSIVolumeGroupSnapshot")
 	cfg.RecheckInterval = snapshotter.DefaultConfig().RecheckInterval
 	cfg.NodeName = os.Getenv("NODE_NAME")
 	return cfg

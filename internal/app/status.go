@@ -32,7 +32,7 @@ type status struct {
 	mu      sync.Mutex
 	csi     *csiclient.Client         // nil: not yet, or not needed
 	terms   *terms                    // nil: not yet
-	queues  *workloop.Metrics         // nil: not yet
+	queues  []*workloop.Metrics       // none: not yet
 	changed map[string]settings.Value // settings that changed since the start, by name
 }
 
@@ -65,17 +65,22 @@ func (s *status) connecting(csi *csiclient.Client) {
 	s.csi = csi
 }
 
-func (s *status) working(t *terms, queues *workloop.Metrics) {
+func (s *status) working(t *terms, queues []*workloop.Metrics) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.terms, s.queues = t, queues
 }
 
 // pages returns the debug endpoints. The root redirects to /statusz, which links to everything else.
-func (s *status) pages() map[string]http.Handler {
+func (s *status) pages(metricsPath string) map[string]http.Handler {
+	page := func() statusz.Page {
+		p := s.page()
+		p.Metrics = strings.TrimPrefix(metricsPath, "/") // a relative link works behind a proxy that adds a path
+		return p
+	}
 	return map[string]http.Handler{
 		"/{$}": http.RedirectHandler("/statusz",
-			http.StatusFound), "/statusz": statusz.Handler(s.page), "/flagz": http.HandlerFunc(s.flags),
+			http.StatusFound), "/statusz": statusz.Handler(page), "/flagz": http.HandlerFunc(s.flags),
 	}
 }
 
@@ -108,8 +113,7 @@ func (s *status) putVerbosity(w http.ResponseWriter, r *http.Request) {
 func (s *status) page() statusz.Page {
 	p := statusz.Page{
 		Program: "storage-controller", Version: s.cfg.Version, Go: runtime.Version(), Started: s.started, Now: time.Now(),
-		Checks:  s.checks(),
-		Metrics: strings.TrimPrefix(s.cfg.Common.MetricsPath, "/"), // a relative link works behind a proxy that adds a path
+		Checks: s.checks(),
 	}
 	for _, v := range s.values() {
 		if v.Origin != string(settings.OriginDefault) {
@@ -122,9 +126,10 @@ func (s *status) page() statusz.Page {
 		driver := s.csi.Status()
 		p.Driver = &driver
 	}
-	if s.queues != nil {
-		p.Loops = s.queues.Status()
+	for _, q := range s.queues {
+		p.Loops = append(p.Loops, q.Status()...)
 	}
+	slices.SortFunc(p.Loops, func(a, b workloop.Status) int { return strings.Compare(a.Name, b.Name) })
 	if s.terms != nil {
 		p.Roles = s.terms.status()
 		p.LostNodes = s.terms.lostNodes()

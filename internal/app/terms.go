@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/wait"
 	typedcoordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
@@ -95,26 +94,31 @@ func (t *terms) members() []*member {
 
 // addCandidates creates the candidates for the Leases. Their client has no rate limit, so that requests of the
 // roles never delay a renewal.
-func (t *terms) addCandidates(config *rest.Config, registry prometheus.Registerer, events record.EventRecorder) error {
-	c := t.cfg.Common
-	if !c.LeaderElection {
-		return nil
-	}
+func (t *terms) addCandidates(config *rest.Config, registries registries, events record.EventRecorder) error {
 	client, err := typedcoordinationv1.NewForConfig(kube.ForRole(config, t.cfg.Version, "leader-election", 0, 0))
 	if err != nil {
 		return fmt.Errorf("creating the client for Leases: %w", err)
 	}
-	m := election.NewMetrics(registry)
+	known := map[registry]*election.Metrics{}
 	for _, e := range t.entries {
-		lock, err := election.NewLock(client, election.Namespace(c.LeaseNamespace), e.lease, c.LeaseLabels, events)
+		role := e.members[0].name // the others have the same settings
+		c := t.cfg.Role(role).Election
+		if !c.Enabled {
+			continue
+		}
+		registry := registries.of(role)
+		if known[registry] == nil {
+			known[registry] = election.NewMetrics(registry)
+		}
+		lock, err := election.NewLock(client, election.Namespace(c.Namespace), e.lease, c.Labels, events)
 		if err != nil {
 			return err
 		}
-		if e.candidate, err = election.NewCandidate(t.cfg.leaseConfig(), lock, m); err != nil {
+		if e.candidate, err = election.NewCandidate(c.Timing, lock, known[registry]); err != nil {
 			return err
 		}
 		if t.driver != nil && slices.ContainsFunc(e.members, func(m *member) bool { return m.callsDriver }) {
-			e.driver, e.patience = t.driver, driverLimit*c.LeaseDuration
+			e.driver, e.patience = t.driver, driverLimit*c.Timing.LeaseDuration
 		}
 		for _, member := range e.members {
 			member.leased = true

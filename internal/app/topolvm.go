@@ -42,15 +42,20 @@ func Topolvm(replacing bool) Selection {
 	defaults := func(s *Settings) {
 		c := &s.Common
 		c.CSIAddress = "" // the command has no such option
-		c.CSISocket, c.MetricsBindAddress, c.HealthBindAddress = "/run/topolvm/csi-topolvm.sock", ":8080", ":8081"
-		c.LeaderElection = true
+		c.CSISocket, c.HealthBindAddress = "/run/topolvm/csi-topolvm.sock", ":8081"
+		for _, role := range s.ofRoles {
+			role.Election.Enabled = true
+		}
+		own := s.ofRoles[nodecontrollerName]
+		own.Endpoint.MetricsBindAddress = ":8080"
 		s.Provisioner.ProvisioningProtection, s.Provisioner.ExtraCreateMetadata = provisioner.ProtectionAlways, true
 		s.Provisioner.StrictTopology = false
 		s.Capacity.OwnerRefLevel = 2
 		s.Nodecontroller.ResizeNudge = true
 		s.topolvm.UseLegacy = legacy
 		if replacing {
-			c.Controllers, c.RetryPeriod, s.Nodecontroller.EnableWebhooks = settings.Names{nodecontrollerName}, 2*time.Second, true
+			c.Controllers, s.Nodecontroller.EnableWebhooks = settings.Names{nodecontrollerName}, true
+			own.Election.Timing.RetryPeriod = 2 * time.Second
 		} else {
 			c.DriverHealthEndpoint = ":9808"
 		}
@@ -241,7 +246,7 @@ func (p *process) startDriver(ctx context.Context) (*ownDriver, error) {
 	if err != nil {
 		return nil, err
 	}
-	service, err := topolvm.New(topolvm.Config{Driver: cfg.driver(), Version: p.Version, Minimum: minimum}, p.registry)
+	service, err := topolvm.New(topolvm.Config{Driver: cfg.driver(), Version: p.Version, Minimum: minimum}, p.registries.first)
 	if err != nil {
 		return nil, err
 	}

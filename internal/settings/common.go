@@ -6,10 +6,7 @@ package settings
 import (
 	"errors"
 	"fmt"
-	"maps"
-	"math"
 	"net"
-	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/election"
 )
 
 // Common holds the settings of the process as a whole.
@@ -25,34 +21,18 @@ type Common struct {
 	CSIAddress           string
 	CSISocket            string // alias of CSIAddress
 	ExitOnConnectionLoss bool
-	MaxGRPCLogLength     int      // in bytes; 0 or less: no limit
-	Kubeconfig           string   // empty: the ServiceAccount of the pod
-	Master               string   // URL of the API server; empty: from Kubeconfig
-	KubeAPIQPS           float64  // requests per second of each role; 0 or less: no limit
-	KubeAPIBurst         int      // requests that may exceed KubeAPIQPS at once; 0: 10
-	SecretNamespaces     []string // of the Secrets that roles may read; empty: all
-	LeaderElection       bool
-	LeaseNamespace       string // empty: see [election.Namespace]
-	// LeaseDuration is the time after which a standby acquires a Lease that is not renewed.
-	LeaseDuration time.Duration
-	// RenewDeadline is the time for which a leader works while it cannot renew its Lease.
-	RenewDeadline        time.Duration
-	RetryPeriod          time.Duration // between two attempts to acquire or renew a Lease
-	LeaseLabels          Pairs         // while this replica is the leader
-	HTTPEndpoint         string        // host:port, as all addresses; empty: none
-	MetricsAddress       string        // deprecated name of HTTPEndpoint
-	MetricsBindAddress   string        // alias of HTTPEndpoint; "0": none
-	MetricsPath          string
-	SecureMetrics        bool          // HTTPS with authentication at HTTPEndpoint
-	HealthBindAddress    string        // only probes; "0": none
+	MaxGRPCLogLength     int           // in bytes; 0 or less: no limit
+	Kubeconfig           string        // empty: the ServiceAccount of the pod
+	Master               string        // URL of the API server; empty: from Kubeconfig
+	SecretNamespaces     []string      // of the Secrets that roles may read; empty: all
+	SecureMetrics        bool          // HTTPS with authentication at each [Endpoint]
+	HealthBindAddress    string        // only probes; "0": none. All addresses are host:port
 	ProfilingBindAddress string        // only profiles; "0": none
-	DriverHealthEndpoint string        // replaces livenessprobe
+	DriverHealthEndpoint string        // replaces livenessprobe; empty: none
 	ProbeTimeout         time.Duration // of the driver, including the connection; positive
-	EnablePprof          bool          // at HTTPEndpoint
 	AutoMaxProcs         bool          // no effect
 	OTLPEndpoint         string        // URL of an OpenTelemetry collector; empty: no traces
 	OTLPSamplingRatio    float64       // of the operations, 0 to 1
-	FeatureGates         Gates
 	Controllers          Names         // names of roles, after a "-" of those that do not run; without others, the driver decides
 	AuditInterval        time.Duration // between two audits; 0: none
 	Logging              Logging
@@ -76,12 +56,9 @@ const UserKubeconfigUsage = "kubeconfig file; empty means the ServiceAccount of 
 
 // DefaultCommon returns the defaults.
 func DefaultCommon() Common {
-	lease := election.DefaultConfig()
 	return Common{
-		CSIAddress: csiclient.DefaultConfig().Address, MaxGRPCLogLength: -1, KubeAPIBurst: 10, SecretNamespaces: []string{},
-		LeaseDuration: lease.LeaseDuration, RenewDeadline: lease.RenewDeadline, RetryPeriod: lease.RetryPeriod,
-		MetricsPath: "/metrics", ProbeTimeout: 3 * time.Second, OTLPSamplingRatio: 1,
-		FeatureGates: Gates{}, Controllers: Names{},
+		CSIAddress: csiclient.DefaultConfig().Address, MaxGRPCLogLength: -1, SecretNamespaces: []string{},
+		ProbeTimeout: 3 * time.Second, OTLPSamplingRatio: 1, Controllers: Names{},
 		Logging: Logging{Format: "text", FlushFrequency: 5 * time.Second, TextBufferSize: "0", JSONBufferSize: "0"},
 	}
 }
@@ -98,17 +75,11 @@ func (c *Common) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "kubeconfig file; empty means the ServiceAccount of the pod. "+
 		"The environment variable KUBECONFIG, which may list several files, takes precedence")
 	fs.StringVar(&c.Master, "master", c.Master, "URL of the API server")
-	fs.Float64Var(&c.KubeAPIQPS, "kube-api-qps", c.KubeAPIQPS,
-		"maximum requests per second of each role to the API server; 0 and negative values mean no limit")
-	fs.IntVar(&c.KubeAPIBurst, "kube-api-burst", c.KubeAPIBurst,
-		"number of requests to the API server that may exceed --kube-api-qps at once; 0 means 10")
 	fs.StringSliceVar(&c.SecretNamespaces, "secret-namespaces", c.SecretNamespaces,
 		"namespaces, separated by commas, of the Secrets that volumes and snapshots may reference; empty means all")
-	c.addLeaseFlags(fs)
 	c.addEndpointFlags(fs)
 	fs.BoolVar(&c.AutoMaxProcs, "automaxprocs", c.AutoMaxProcs,
 		"accepted for compatibility: the number of threads always follows the CPU limit of the container")
-	fs.Var(&c.FeatureGates, "feature-gates", gatesUsage())
 	fs.Bool("version", false, "print the version and exit")
 	c.Logging.AddFlags(fs)
 	fs.DurationVar(&c.AuditInterval, "audit-interval", c.AuditInterval,
@@ -118,34 +89,13 @@ func (c *Common) AddFlags(fs *pflag.FlagSet) {
 		"Without roles to run, the driver decides")
 }
 
-// addLeaseFlags adds the flags of leader election.
-func (c *Common) addLeaseFlags(fs *pflag.FlagSet) {
-	fs.BoolVar(&c.LeaderElection, "leader-election", c.LeaderElection,
-		"work only while holding the Lease of a role, so that several replicas can run")
-	fs.StringVar(&c.LeaseNamespace, "leader-election-namespace", c.LeaseNamespace,
-		"namespace of the Leases; empty means POD_NAMESPACE, else the namespace of the ServiceAccount, else default")
-	fs.DurationVar(&c.LeaseDuration, "leader-election-lease-duration", c.LeaseDuration,
-		"how long a standby waits before it acquires a Lease that is not renewed")
-	fs.DurationVar(&c.RenewDeadline, "leader-election-renew-deadline", c.RenewDeadline,
-		"how long the leader keeps working while it cannot renew its Lease")
-	fs.DurationVar(&c.RetryPeriod, "leader-election-retry-period", c.RetryPeriod,
-		"time between two attempts to acquire or renew a Lease")
-	fs.Var(&c.LeaseLabels, "leader-election-labels", "labels of the Lease while this replica is the leader")
-}
-
-// addEndpointFlags adds the flags of metrics, health and traces.
+// addEndpointFlags adds the flags of health and traces.
 func (c *Common) addEndpointFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&c.HTTPEndpoint, "http-endpoint", c.HTTPEndpoint,
-		"address of the server for metrics, health and debug endpoints, such as :8080; empty means none")
-	fs.StringVar(&c.MetricsAddress, "metrics-address", c.MetricsAddress,
-		"deprecated name of --http-endpoint; only one of them may be set")
-	fs.StringVar(&c.MetricsPath, "metrics-path", c.MetricsPath, "path of the metrics")
 	fs.StringVar(&c.DriverHealthEndpoint, "driver-health-endpoint", c.DriverHealthEndpoint,
 		"address that serves the health of the CSI driver at /healthz, such as :9808, for the livenessProbe of the "+
 			"driver's container; replaces livenessprobe; empty means none")
 	fs.DurationVar(&c.ProbeTimeout, "probe-timeout", c.ProbeTimeout,
 		"timeout of Probe for --driver-health-endpoint, including the connection")
-	fs.BoolVar(&c.EnablePprof, "enable-pprof", c.EnablePprof, "serve profiles under /debug/pprof/ at the HTTP endpoint")
 	fs.StringVar(&c.OTLPEndpoint, "otlp-endpoint", c.OTLPEndpoint,
 		"URL of an OpenTelemetry collector for traces (OTLP over gRPC), such as http://collector:4317, or https:// for TLS; "+
 			"empty means no tracing")
@@ -157,7 +107,6 @@ func (c *Common) addEndpointFlags(fs *pflag.FlagSet) {
 func (c *Common) addTopolvmFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.CSISocket, "csi-socket", c.CSISocket,
 		"alias of --csi-address: the socket of the driver, which this program calls; only one of them may be set")
-	fs.StringVar(&c.MetricsBindAddress, "metrics-bind-address", c.MetricsBindAddress, `alias of --http-endpoint; "0" or empty means none`)
 	fs.BoolVar(&c.SecureMetrics, "secure-metrics-server", c.SecureMetrics,
 		"serve metrics, debug endpoints and profiles of --http-endpoint over HTTPS with a self-signed certificate, "+
 			"to clients with a bearer token and the permission (checked by TokenReview and SubjectAccessReview)")
@@ -190,81 +139,42 @@ func (l *Logging) AddFlags(fs *pflag.FlagSet) {
 // Validate returns every error in c. addressSet reports that --csi-address was set.
 func (c Common) Validate(addressSet bool) error {
 	var errs []error
-	if set := slices.Sorted(maps.Keys(c.Endpoints())); len(set) > 1 {
-		errs = append(errs, fmt.Errorf("%s: only one of them may be set", strings.Join(set, " and ")))
-	}
 	if addressSet && c.CSISocket != "" && c.CSISocket != c.CSIAddress {
 		errs = append(errs, errors.New("--csi-address and --csi-socket: only one of them may be set"))
 	}
-	if c.SecureMetrics && len(c.Endpoints()) == 0 {
-		errs = append(errs, errors.New("--secure-metrics-server: requires an address. Set --metrics-bind-address or --http-endpoint"))
-	}
 	if c.ProbeTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("--probe-timeout: must be positive, got %v", c.ProbeTimeout))
-	}
-	if math.IsNaN(c.KubeAPIQPS) {
-		errs = append(errs, errors.New("--kube-api-qps: must be a number, got NaN"))
-	}
-	if c.KubeAPIQPS > 0 && c.KubeAPIBurst < 0 {
-		errs = append(errs, fmt.Errorf("--kube-api-burst: must not be negative, got %d", c.KubeAPIBurst))
 	}
 	for _, namespace := range c.SecretNamespaces {
 		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
 			errs = append(errs, fmt.Errorf("--secret-namespaces: %q is not a namespace name: %s", namespace, strings.Join(problems, ", ")))
 		}
 	}
-	return errors.Join(append(errs, c.FeatureGates.validate(), c.validateAddresses(), c.validateLeases())...)
+	return errors.Join(append(errs, c.validateAddresses())...)
 }
 
 // validateAddresses returns an error for each address on which no process can listen.
 func (c Common) validateAddresses() error {
-	addresses := c.Endpoints()
-	addresses["--health-probe-bind-address"] = Address(c.HealthBindAddress)
-	addresses["--profiling-bind-address"] = Address(c.ProfilingBindAddress)
-	addresses["--driver-health-endpoint"] = c.DriverHealthEndpoint
-	var errs []error
-	for _, flag := range slices.Sorted(maps.Keys(addresses)) {
-		_, port, err := net.SplitHostPort(addresses[flag])
-		if err == nil {
-			_, err = net.LookupPort("tcp", port)
-		}
-		if err != nil && addresses[flag] != "" {
-			errs = append(errs, fmt.Errorf("%s: must be host:port, such as :8080, got %q", flag, addresses[flag]))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		checkAddress("--driver-health-endpoint", c.DriverHealthEndpoint),
+		checkAddress("--health-probe-bind-address", Address(c.HealthBindAddress)),
+		checkAddress("--profiling-bind-address", Address(c.ProfilingBindAddress)),
+	)
 }
 
-// validateLeases returns an error for each setting that would be invalid in a Lease.
-func (c Common) validateLeases() error {
-	var errs []error
-	fail := func(flag, value string, problems []string) {
-		if len(problems) > 0 {
-			errs = append(errs, fmt.Errorf("%s: %s, got %q", flag, strings.Join(problems, "; "), value))
-		}
+// checkAddress returns an error if no process can listen on address; "" is none.
+func checkAddress(flag, address string) error {
+	if address == "" {
+		return nil
 	}
-	if c.LeaseNamespace != "" {
-		fail("--leader-election-namespace", c.LeaseNamespace, validation.IsDNS1123Label(c.LeaseNamespace))
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
 	}
-	for _, key := range slices.Sorted(maps.Keys(c.LeaseLabels)) {
-		fail("--leader-election-labels", key, validation.IsQualifiedName(key))
-		fail("--leader-election-labels", c.LeaseLabels[key], validation.IsValidLabelValue(c.LeaseLabels[key]))
+	if err != nil {
+		return fmt.Errorf("%s: must be host:port, such as :8080, got %q", flag, address)
 	}
-	return errors.Join(errs...)
-}
-
-// Endpoints returns the addresses of the HTTP endpoint by the names of their flags; valid settings have
-// at most one.
-func (c Common) Endpoints() map[string]string {
-	set := map[string]string{}
-	for name, a := range map[string]string{
-		"--http-endpoint": c.HTTPEndpoint, "--metrics-address": c.MetricsAddress, "--metrics-bind-address": Address(c.MetricsBindAddress),
-	} {
-		if a != "" {
-			set[name] = a
-		}
-	}
-	return set
+	return nil
 }
 
 // Address returns text, or "" for "0", which means no address.

@@ -112,9 +112,16 @@ func (s *Set) checkFile(file map[string]any) error {
 
 // joinMaps replaces maps in file by the text that their flag takes: viper would fold the case of their keys.
 func joinMaps(file map[string]any) {
-	for name, between := range map[string]string{"feature-gates": "=", "leader-election-labels": ":"} {
-		if values, ok := file[name].(map[string]any); ok {
+	separators := map[string]string{"feature-gates": "=", "leader-election-labels": ":"}
+	for name, value := range file {
+		values, ok := value.(map[string]any)
+		if !ok {
+			continue
+		}
+		if between := separators[name]; between != "" {
 			file[name] = joinMap(values, func(k string, v any) string { return fmt.Sprintf("%s%s%v", k, between, v) })
+		} else {
+			joinMaps(values) // of a role
 		}
 	}
 }

@@ -37,6 +37,7 @@ type Value struct{ Name, Value, Origin string }
 //
 //   - alias: its only value is another name of the option.
 //   - omitted: a printed configuration contains the option only if it was set, because its presence has an effect.
+//   - everyRole: every role has the option. The help does not list its flag for each role.
 type Group struct {
 	// Name is that of the role: the key in the configuration file and the prefix of the flags that several roles of a command
 	// share. It is "" for the process.
@@ -80,6 +81,12 @@ func (g Group) key(option string) string {
 // alias returns the other name of an option, "" for none.
 func alias(f *pflag.Flag) string {
 	return strings.Join(f.Annotations["alias"], "")
+}
+
+// everyRole reports whether f is an option that every role has.
+func everyRole(f *pflag.Flag) bool {
+	_, ok := f.Annotations["everyRole"]
+	return ok
 }
 
 // has reports whether g has an option of that name or alias.
@@ -228,7 +235,11 @@ func (s Set) registerOfRole(fs *pflag.FlagSet, role string, f, prefixed, other *
 	case len(sharing) == 1 || !s.Prefixed && !known:
 		fs.AddFlag(f)
 	case !known:
-		f.Usage = fmt.Sprintf("%s (sets all of %s)", f.Usage, strings.Join(sharing, ", "))
+		of := "all of " + strings.Join(sharing, ", ")
+		if everyRole(f) {
+			of = "every role"
+		}
+		f.Usage = fmt.Sprintf("%s (sets %s)", f.Usage, of)
 		if differ {
 			f.DefValue = "0" // hidden in the help: the prefixed flags show the default of each role
 		}
@@ -236,7 +247,8 @@ func (s Set) registerOfRole(fs *pflag.FlagSet, role string, f, prefixed, other *
 	}
 	if s.Prefixed && !strings.HasPrefix(name, role+"-") {
 		prefixed.Name, prefixed.Usage = role+"-"+name, fmt.Sprintf("--%s for the %s only", name, role)
-		prefixed.Hidden = len(sharing) == 1 && alias(f) == "" // an alias, which would double the length of the help
+		// The help lists no second name of an option, and none of the options that every role has: it would be twice as long.
+		prefixed.Hidden = len(sharing) == 1 && alias(f) == "" || everyRole(f)
 		fs.AddFlag(prefixed)
 	}
 	a := alias(f)

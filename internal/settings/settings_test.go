@@ -79,7 +79,8 @@ func TestSettings(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.Common.FeatureGates.Enabled("Topology") || s.Common.LeaseLabels["Team"] != "Storage" || s.Provisioner.WorkerThreads != 7 ||
+		r := s.Role("attacher")
+		if r.Gates.Enabled("Topology") || r.Election.Labels["Team"] != "Storage" || s.Provisioner.WorkerThreads != 7 ||
 			s.Attacher.WorkerThreads != 7 || s.Common.Logging.Verbosity != 3 || len(s.Common.Controllers) != 1 {
 			t.Errorf("%+v", s)
 		}
@@ -87,8 +88,8 @@ func TestSettings(t *testing.T) {
 	t.Run("lists of pairs", func(t *testing.T) {
 		write("feature-gates: [Topology=false, AllAlpha=true]\nleader-election-labels: ['a:b']")
 		s, err := read("--config=" + file)
-		if g := s.Common.FeatureGates; err != nil || len(g) != 2 || g.Enabled("Topology") || s.Common.LeaseLabels["a"] != "b" {
-			t.Errorf("%v: %+v", err, s.Common)
+		if r := s.Role("resizer"); err != nil || len(r.Gates) != 2 || r.Gates.Enabled("Topology") || r.Election.Labels["a"] != "b" {
+			t.Errorf("%v: %+v", err, r)
 		}
 	})
 	t.Run("numbers and texts that flags accept, too", func(t *testing.T) {
@@ -138,7 +139,7 @@ func TestSettings(t *testing.T) {
 	})
 	t.Run("roles keep their own defaults", func(t *testing.T) {
 		s, err := read()
-		if err != nil || s.Provisioner.WorkerThreads != 100 || s.Attacher.WorkerThreads != 100 || s.Common.KubeAPIQPS != 0 {
+		if err != nil || s.Provisioner.WorkerThreads != 100 || s.Attacher.WorkerThreads != 100 || s.Role("attacher").Limits.QPS != 0 {
 			t.Errorf("%v: %+v", err, s)
 		}
 	})

@@ -68,6 +68,9 @@ func (r Report) Count(s Status) int {
 type Role struct {
 	Name  string
 	Lease string
+	// Elected reports whether the role works only while the process holds the Lease, which is in LeaseNamespace.
+	Elected        bool
+	LeaseNamespace string
 	// Others are names of Leases with which another controller may do the same work.
 	Others []string
 	// Sidecar is the image name of the sidecar that the role replaces.
@@ -117,9 +120,7 @@ type Plan struct {
 	// Capacity reports whether CSIStorageCapacity objects would be published.
 	Capacity bool
 	// Topology reports whether volumes would have a topology.
-	Topology       bool
-	LeaderElection bool
-	LeaseNamespace string
+	Topology bool
 	// PodNamespace is the namespace to search for sidecars, Pod the name of the own pod if known.
 	PodNamespace, Pod string
 	// SecretNamespaces are the namespaces in which secrets of classes may be; empty means all.

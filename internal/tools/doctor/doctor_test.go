@@ -52,9 +52,12 @@ func TestClock(t *testing.T) {
 
 func TestSidecarsOfAPod(t *testing.T) {
 	t.Parallel()
-	roles := []Role{{Name: "provisioner", Sidecar: "csi-provisioner"}, {Name: "nodecontroller", Sidecar: topolvm, Lease: topolvmLease}}
-	elected := Plan{Roles: roles, LeaderElection: true, Pod: "mine"}
-	nodecontroller := Plan{Roles: []Role{{Name: "nodecontroller", Sidecar: topolvm, Lease: "x"}}, LeaderElection: true}
+	roles := func(elected bool) []Role {
+		return []Role{{Name: "provisioner", Sidecar: "csi-provisioner", Elected: elected},
+			{Name: "nodecontroller", Sidecar: topolvm, Lease: topolvmLease, Elected: elected}}
+	}
+	elected := Plan{Roles: roles(true), Pod: "mine"}
+	nodecontroller := Plan{Roles: []Role{{Name: "nodecontroller", Sidecar: topolvm, Lease: "x", Elected: true}}}
 	container := func(name, image string, args ...string) corev1.Container {
 		return corev1.Container{Name: name, Image: image, Args: args}
 	}
@@ -79,7 +82,7 @@ func TestSidecarsOfAPod(t *testing.T) {
 		"a sidecar with leader election": {elected, "other", old, []Status{Warning}, "only one of them is active"},
 		"one with election in this pod": {elected, "mine", old, []Status{Failure}, "remove it, because storage-controller runs in the " +
 			"same pod. Until then both are active, because in one pod both hold the Lease"},
-		"this process without election": {Plan{Roles: roles, Pod: "mine"}, "mine", old, []Status{Failure}, "both are active"},
+		"this process without election": {Plan{Roles: roles(false), Pod: "mine"}, "mine", old, []Status{Failure}, "both are active"},
 		"one without election elsewhere": {elected, "other", container("", "csi-provisioner:v5"), []Status{Warning},
 			"if it serves the same driver"},
 		"one behind a mirror, by its name":  {elected, "other", mirrored, []Status{Warning}, "container csi-provisioner"},

@@ -31,7 +31,7 @@ func (e *examination) checkLeases(ctx context.Context) {
 // checkLease checks that at most one process holds the Lease of a role, including its other names
 // and the same name in other namespaces. Their holders would be active at the same time.
 func (e *examination) checkLease(ctx context.Context, r Role) {
-	name, namespace := "lease "+r.Lease, e.plan.LeaseNamespace
+	name, namespace := "lease "+r.Lease, r.LeaseNamespace
 	lease, err := e.client.CoordinationV1().Leases(namespace).Get(ctx, r.Lease, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		e.skip(name, "%v", err)
@@ -51,13 +51,13 @@ func (e *examination) checkLease(ctx context.Context, r Role) {
 			held = append(held, describe(l, e.now()))
 		}
 	}
-	elsewhere, unknown := e.heldElsewhere(ctx, r.Lease)
+	elsewhere, unknown := e.heldElsewhere(ctx, r)
 	held = append(held, elsewhere...)
 	switch {
 	case len(held) > 1:
 		c.Status, c.Message = Failure, fmt.Sprintf("%d holders: more than one controller is active: ", len(held))+strings.Join(held, "; ")
 		c.Hint = "stop all but one, or set the same --leader-election-namespace and --leader-election-id"
-	case len(held) == 1 && !e.plan.LeaderElection && c.Status == OK:
+	case len(held) == 1 && !r.Elected && c.Status == OK:
 		c.Status, c.Message = Warning, held[0]+", but a process with these settings ignores the Lease: --leader-election is off"
 		c.Hint = "set --leader-election, unless you are replacing that holder now"
 	case len(held) == 1 && len(elsewhere) == 1:
@@ -82,16 +82,16 @@ func (e *examination) holder(name string, lease *coordinationv1.Lease) Check {
 	return c
 }
 
-// heldElsewhere returns the holders of Leases with the same name in other namespaces.
-func (e *examination) heldElsewhere(ctx context.Context, name string) (held []string, err error) {
+// heldElsewhere returns the holders of Leases with the name of that of r in other namespaces.
+func (e *examination) heldElsewhere(ctx context.Context, r Role) (held []string, err error) {
 	list, err := e.client.CoordinationV1().Leases(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, r.Lease).String(),
 	})
 	if err != nil {
 		return nil, err
 	}
 	for _, l := range list.Items {
-		if l.Namespace != e.plan.LeaseNamespace && isHeld(&l, e.now()) {
+		if l.Namespace != r.LeaseNamespace && isHeld(&l, e.now()) {
 			held = append(held, describe(&l, e.now()))
 		}
 	}

@@ -57,7 +57,7 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 		role := p.Roles[i]
 		check := Check{Name: sidecarsCheck, Status: Warning, Message: fmt.Sprintf(
 			"container %s of pod %s runs %s, which does the work of role %s", c.Name, pod.Name, role.Sidecar, role.Name)}
-		shared := elects(c, role.Sidecar) && p.LeaderElection && (role.Sidecar != topolvm || p.sharesLease(pod, c, role))
+		shared := elects(c, role.Sidecar) && role.Elected && (role.Sidecar != topolvm || role.sharesLease(pod, c))
 		effect := "only one of them is active, because they share a Lease"
 		switch {
 		case !shared:
@@ -98,8 +98,8 @@ func programs(c corev1.Container) []string {
 	return []string{image, migrate.Sidecar(c.Name, c.Image, c.Args)}
 }
 
-// sharesLease reports whether topolvm-controller in container c uses the Lease of role.
-func (p Plan) sharesLease(pod *corev1.Pod, c corev1.Container, role Role) bool {
+// sharesLease reports whether topolvm-controller in container c uses the Lease of r.
+func (r Role) sharesLease(pod *corev1.Pod, c corev1.Container) bool {
 	lease, namespace := topolvmLease, pod.Namespace
 	args := slices.Concat(c.Command, c.Args)
 	for i, arg := range args {
@@ -115,7 +115,7 @@ func (p Plan) sharesLease(pod *corev1.Pod, c corev1.Container, role Role) bool {
 			namespace = value
 		}
 	}
-	return role.Lease == lease && p.LeaseNamespace == namespace
+	return r.Lease == lease && r.LeaseNamespace == namespace
 }
 
 // elects reports whether a sidecar uses leader election. It is the default of topolvm-controller.
