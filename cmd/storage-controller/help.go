@@ -48,9 +48,15 @@ that role only: --attacher-timeout, --resizer-leader-election. The list below co
 the prefixed flags of options that some roles share; the others exist, too. If roles have
 different addresses of --http-endpoint, each address serves the metrics of its roles.
 
+A section, after --, has the arguments of a sidecar as they are: its flags, with their
+names, former names and defaults. Sections name the roles. The sections csi-provisioner,
+csi-attacher, csi-resizer, csi-snapshotter, livenessprobe, capacity and nodecontroller
+exist; NAME --help lists the flags of one. "config print" prints them as a file.
+
 After SIGTERM, running calls are completed, the PersistentVolumes of created volumes are
 written, and the Leases are released.`,
-		`  storage-controller all --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
+		`  storage-controller all -- csi-provisioner --csi-address=/csi/csi.sock --timeout=30s -- csi-attacher -csi-address=/csi/csi.sock -v=5
+  storage-controller all --csi-address=/csi/csi.sock --leader-election --http-endpoint=:8080
   storage-controller all --controllers=provisioner,attacher --attacher-worker-threads=20
   storage-controller all --config=/etc/storage-controller/config.yaml`},
 	"provision": {`Create a volume and a PersistentVolume for each PersistentVolumeClaim of the driver,

@@ -7,8 +7,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -141,37 +139,23 @@ func strayArguments(name string) cobra.PositionalArgs {
 	}
 }
 
-// groupSnapshots matches a flag of csi-snapshotter before v8.2, which a feature gate has replaced.
-var groupSnapshots = regexp.MustCompile(`^--?enable-volume-group-snapshots(?:=(.*))?$`)
-
-// arguments returns args with the subcommand of an alias in front, and with two dashes before long flags: Go
-// programs also accept one.
+// arguments returns args as cobra takes them: with the subcommand of an alias in front, with two dashes before long flags, and with
+// sections as flags.
 func arguments(root *cobra.Command, name string, args []string) []string {
 	if sub, ok := aliases[name]; ok {
 		args = append([]string{sub}, args...)
-		for i, arg := range args {
-			if m := groupSnapshots.FindStringSubmatch(arg); m != nil && sub == "snapshot" {
-				args[i] = "--feature-gates=CSIVolumeGroupSnapshot=" + cmp.Or(m[1], "true")
-			}
-		}
 	}
 	cmd, _, err := root.Find(args)
 	if err != nil {
 		return args
 	}
 	cmd.InitDefaultHelpFlag() // cobra adds it only when the command runs
-	out := slices.Clone(args)
-	for i, arg := range out {
-		if arg == "--" {
-			break
-		}
-		if !strings.HasPrefix(arg, "-") || strings.HasPrefix(arg, "--") {
-			continue
-		}
-		long, _, _ := strings.Cut(arg[1:], "=")
-		if len(long) > 1 && cmd.Flags().Lookup(long) != nil {
-			out[i] = "-" + arg
-		}
+	args = settings.LongFlags(cmd.Flags(), args)
+	if cmd.Name() == "doctor" { // a command follows its --
+		return args
 	}
-	return out
+	if image := app.HelpOfSection(args); image != "" {
+		return []string{cmp.Or(aliases[image], image), "--help"}
+	}
+	return app.WithSections(cmd.Flags(), args)
 }

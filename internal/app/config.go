@@ -88,7 +88,7 @@ func (c Config) Validate() error {
 		errs = append(errs, errors.New("--driver-health-endpoint: requires a connection to the driver. Set --csi-address"))
 	}
 	errs = append(errs, c.validateService(), c.DriverConfig().Validate(), c.validateEndpoints(), c.validateLeases(),
-		c.tracingConfig("").Validate(), c.validateAudit(), validateLogging(c.Common.Logging))
+		c.tracingConfig("").Validate(), c.validateAudit(), validateLogging(c.Common.Logging), c.validateLivenessprobe())
 	errs = split(errors.Join(errs...))
 	roles := map[string][]string{} // the names of the roles that report an error
 	for _, r := range c.roles {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
@@ -18,6 +19,8 @@ import (
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/metrics"
 )
+
+const livenessprobeName = "livenessprobe"
 
 // Livenessprobe serves the health of a driver, with the flags of livenessprobe. It needs no API server.
 type Livenessprobe struct {
@@ -31,6 +34,13 @@ type Livenessprobe struct {
 func newLivenessprobe() *Livenessprobe {
 	l := &Livenessprobe{Common: settings.DefaultCommon(), endpoint: settings.DefaultRole().Endpoint, healthPort: "9808"}
 	flags := settings.NewFlags(l.Common.Logging.AddFlags)
+	l.addFlags(flags)
+	l.Groups = []settings.Group{{Flags: flags}}
+	return l
+}
+
+// addFlags adds the flags of livenessprobe, but for those of the logs. Their defaults are the values in l.
+func (l *Livenessprobe) addFlags(flags *pflag.FlagSet) {
 	all := settings.NewFlags(l.Common.AddFlags)
 	l.endpoint.AddFlags(all)
 	for _, name := range []string{
@@ -42,13 +52,12 @@ func newLivenessprobe() *Livenessprobe {
 	flags.Lookup("http-endpoint").Usage = "address that serves /healthz and the metrics, such as :9808"
 	flags.Lookup("metrics-address").Usage = "deprecated: address of the metrics; --health-port serves /healthz"
 	flags.Lookup("probe-timeout").Usage = "timeout of Probe, including the connection"
-	l.Groups = []settings.Group{{Flags: flags}}
-	return l
 }
 
 // RegisterLivenessprobe adds the flags of the command livenessprobe to fs.
 func RegisterLivenessprobe(fs *pflag.FlagSet) {
 	settings.Register(fs, func() settings.Set { return newLivenessprobe().Set })
+	addRetired(fs)
 }
 
 // ReadLivenessprobe reads the settings from the flags and the environment. All errors are of the type [UsageError].
@@ -97,15 +106,71 @@ func (l *Livenessprobe) server(registry *prometheus.Registry) metrics.Config {
 func (l *Livenessprobe) Run(ctx context.Context, version string) error {
 	klog.FromContext(ctx).Info("Starting", "version", version)
 	registry := metrics.NewRegistry(version)
-	driver, err := csiclient.New(l.driver(), registry)
+	p, err := l.listen(registry, registry)
 	if err != nil {
 		return err
 	}
-	defer driver.Close()
+	defer p.driver.Close()
+	return p.server.Run(ctx)
+}
+
+// probe is a running [Livenessprobe].
+type probe struct {
+	driver *csiclient.Client
+	server *metrics.Server
+}
+
+// listen opens the addresses, which serve registry. It gets the metrics of calls, connection those of the connection. Nil has no
+// addresses.
+func (l *Livenessprobe) listen(registry, connection *prometheus.Registry) (probe, error) {
+	if l == nil {
+		return probe{}, nil
+	}
+	cfg := l.driver()
+	cfg.Registry = func(string) prometheus.Registerer { return registry }
+	driver, err := csiclient.New(cfg, connection)
+	if err != nil {
+		return probe{}, err
+	}
 	server, err := metrics.NewServer(l.server(registry))
 	if err != nil {
-		return err
+		driver.Close()
+		return probe{}, err
 	}
 	server.AddLive("driver", func(r *http.Request) error { return driver.CheckHealth(r.Context(), l.Common.ProbeTimeout) })
-	return server.Run(ctx)
+	return probe{driver, server}, nil
+}
+
+// run serves until ctx ends, if there is something to serve.
+func (p probe) run(ctx context.Context) {
+	if p.server == nil {
+		return
+	}
+	defer p.driver.Close()
+	if err := p.server.Run(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "The server of the section livenessprobe failed")
+	}
+}
+
+// validateLivenessprobe returns every error in the settings of the livenessprobe that runs in the process, if one does.
+func (c Config) validateLivenessprobe() error {
+	if c.livenessprobe == nil {
+		return nil
+	}
+	errs := split(c.livenessprobe.validate())
+	own := c.livenessprobe.server(nil)
+	for _, e := range c.endpoints() {
+		used := own.HealthAddress == e.Address()
+		for _, o := range own.Endpoints {
+			used = used || o.Address == e.Address()
+		}
+		if used {
+			errs = append(errs, fmt.Errorf("--http-endpoint and --health-port: %s is the address of %s, too. Set another", e.Address(),
+				strings.Join(e.roles, ", ")))
+		}
+	}
+	for i, err := range errs {
+		errs[i] = fmt.Errorf("%s: %w", livenessprobeName, err)
+	}
+	return errors.Join(errs...)
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
@@ -56,6 +57,9 @@ func (c Config) Run(ctx context.Context) error {
 	for _, gate := range c.gatesWithoutEffect() {
 		log.Info("Feature gate has no effect", "featureGate", gate)
 	}
+	for _, note := range c.Notes {
+		log.Info(note)
+	}
 	limitMemory(ctx)
 	ctx = kube.WithSecretNamespaces(ctx, c.Common.SecretNamespaces)
 	p := newProcess(c)
@@ -70,6 +74,12 @@ func (c Config) Run(ctx context.Context) error {
 	defer server.wait()
 	server.done.Go(func() { (&reloader{cfg: c, page: p.page}).run(services) })
 	defer stopServices()
+	// The metrics of its connection are those of the roles: only its calls are served.
+	probe, err := c.livenessprobe.listen(prometheus.NewRegistry(), prometheus.NewRegistry())
+	if err != nil {
+		return err
+	}
+	server.done.Go(func() { probe.run(services) })
 	server.ready("shutdown", func() error { // the first to fail, so that no more requests are sent here
 		if ctx.Err() != nil {
 			return errors.New("the process is shutting down")

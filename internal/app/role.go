@@ -172,6 +172,9 @@ type Selection struct {
 	defaults func(*Settings)
 }
 
+// hasSections reports whether the command line may have sections.
+func (c Selection) hasSections() bool { return c.all && !c.service }
+
 // Names returns the names of the roles.
 func (c Selection) Names() []string { return names(c.roles) }
 

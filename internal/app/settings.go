@@ -28,6 +28,7 @@ type Settings struct {
 	Snapshotter    snapshotter.Config
 	topolvm        serviceConfig
 	ofRoles        map[string]*settings.Role // by the name of the role
+	livenessprobe  *Livenessprobe            // nil unless the process replaces livenessprobe, too
 }
 
 // Role returns the settings that the role called name has as every role.
@@ -38,8 +39,8 @@ func (s Settings) Role(name string) settings.Role {
 	return settings.DefaultRole()
 }
 
-// newSettings returns the default settings of a command that runs c. Its options set them.
-func (c Selection) newSettings() *Settings {
+// newSettings returns the default settings of a command that runs c with sections. Its options set them.
+func (c Selection) newSettings(sections ...settings.Section) *Settings {
 	s := &Settings{
 		Common: settings.DefaultCommon(), Provisioner: provisioner.DefaultConfig(), Attacher: attacher.DefaultConfig(),
 		Capacity: capacity.DefaultConfig(), Nodecontroller: nodecontroller.DefaultConfig(), Resizer: resizer.DefaultConfig(),
@@ -52,6 +53,14 @@ func (c Selection) newSettings() *Settings {
 	s.Capacity.Enabled, s.Nodecontroller.ResizeNudge = c.all, !c.all
 	if c.defaults != nil {
 		c.defaults(s)
+	}
+	if len(sections) > 0 { // a section has the defaults of its image
+		s.Capacity.Enabled, s.Nodecontroller.ResizeNudge = false, true
+	}
+	for _, section := range sections {
+		if of := sectionRoles[section.Name]; of.defaults != nil {
+			of.defaults(s)
+		}
 	}
 	s.Prefixed = c.all
 	common := settings.NewFlags(s.Common.AddFlags)
@@ -74,6 +83,12 @@ func (c Selection) newSettings() *Settings {
 		c.group(s, resizerName, s.Resizer.AddFlags),
 		c.group(s, snapshotterName, s.Snapshotter.AddFlags),
 		{Name: topolvmName, Flags: settings.NewFlags(s.topolvm.addFlags), Unused: !c.service},
+	}
+	if c.hasSections() {
+		s.livenessprobe = newLivenessprobe()
+		s.Groups = append(s.Groups, settings.Group{
+			Name: livenessprobeName, Flags: settings.NewFlags(s.livenessprobe.addFlags), Unused: true, Separate: true,
+		})
 	}
 	return s
 }
@@ -104,13 +119,26 @@ func (c Selection) hasOption(name string) bool {
 // Register adds the flags of a command that runs c to fs.
 func (c Selection) Register(fs *pflag.FlagSet) {
 	settings.Register(fs, func() settings.Set { return c.newSettings().Set })
+	if c.hasSections() {
+		addSections(fs)
+	}
+	if !c.all {
+		addRetired(fs)
+	}
 }
 
 // Read reads the settings of a command that runs c. version is that of the program.
 func (c Selection) Read(fs *pflag.FlagSet, version string) (Config, error) {
+	sections, err := sectionsOf(fs)
+	if err != nil {
+		return Config{}, err
+	}
 	read := func() (Settings, error) {
-		s := c.newSettings()
-		err := s.Load(fs)
+		s := c.newSettings(sections...)
+		err := s.Load(fs, sections...)
+		if err == nil {
+			err = s.finish(sections)
+		}
 		return *s, err
 	}
 	s, err := read()

@@ -19,9 +19,9 @@ import (
 )
 
 // Load sets the options of s, which have their defaults, to flags, environment and configuration file, in this order of
-// precedence. fs has the flags of [Register]. The prefixed option of a role takes precedence over the common one from the same
-// source.
-func (s *Set) Load(fs *pflag.FlagSet) error {
+// precedence. fs has the flags of [Register]. The option of a role, in its section or with its prefix, takes precedence over the
+// common one from the same source.
+func (s *Set) Load(fs *pflag.FlagSet, sections ...Section) error {
 	file, err := s.readFile(fs)
 	if err != nil {
 		return err
@@ -31,6 +31,7 @@ func (s *Set) Load(fs *pflag.FlagSet) error {
 		return fmt.Errorf("reading the configuration: %w", err)
 	}
 	s.origins = map[string]Origin{}
+	contradictions := []error{flagsOfSections(sections)}
 	var numbers []error
 	var wrong error
 	for _, g := range s.Groups {
@@ -40,7 +41,11 @@ func (s *Set) Load(fs *pflag.FlagSet) error {
 				return
 			}
 			key := g.key(f.Name)
-			value, origin := g.find(v, fs, f)
+			value, origin, err := g.find(v, fs, f, sections)
+			if err == nil && g.Name == "" && !g.Unused {
+				value, origin, err = s.agree(f, value, origin, sections)
+			}
+			contradictions = append(contradictions, err)
 			if value != nil {
 				if err := checkNumber(f, value); err != nil {
 					numbers = append(numbers, fmt.Errorf("%s: %w", key, err))
@@ -51,7 +56,7 @@ func (s *Set) Load(fs *pflag.FlagSet) error {
 			if origin != "" {
 				s.origins[key] = origin
 			}
-			if !g.Unused {
+			if !g.Unused || g.Separate && origin != "" {
 				s.show(key, value, f)
 			}
 		})
@@ -64,37 +69,67 @@ func (s *Set) Load(fs *pflag.FlagSet) error {
 			s.NoOps = append(s.NoOps, f.Name)
 		}
 	})
+	if err := errors.Join(contradictions...); err != nil {
+		return err
+	}
 	if err := cmp.Or(errors.Join(numbers...), wrong); err != nil {
 		return fmt.Errorf("reading the configuration: %w", err)
 	}
 	return nil
 }
 
+// flagsOfSections returns an error for each flag that sections must not set.
+func flagsOfSections(sections []Section) error {
+	var errs []error
+	for _, section := range sections {
+		for _, name := range flagOnly {
+			if changed(section.Flags, name) != nil {
+				errs = append(errs, fmt.Errorf("section %s: --%s: set it before the first section", section.Name, name))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // find returns the value of the option f from the source with the highest precedence, and this source. It returns nil if
 // the option was not set.
-func (g Group) find(v *viper.Viper, fs *pflag.FlagSet, f *pflag.Flag) (any, Origin) {
+func (g Group) find(v *viper.Viper, fs *pflag.FlagSet, f *pflag.Flag, sections []Section) (any, Origin, error) {
 	key := g.key(f.Name)
 	if g.Name == "" && g.Unused { // only the file sets it: the variable may be for another container, with another command
-		return v.Get(key), ""
+		return v.Get(key), "", nil
+	}
+	prefixed := strings.ReplaceAll(key, ".", "-")
+	for _, section := range sections {
+		if !slices.Contains(section.Roles, g.Name) {
+			continue
+		}
+		if own := changed(section.Flags, f.Name, alias(f)); own != nil {
+			if changed(fs, prefixed) != nil {
+				return nil, "", fmt.Errorf("--%s and --%s in section %s: only one of them may be set", prefixed, own.Name, section.Name)
+			}
+			return given(own), OriginFlag, nil
+		}
 	}
 	if !g.Unused {
-		for _, name := range []string{strings.ReplaceAll(key, ".", "-"), f.Name, alias(f)} {
-			if set := fs.Lookup(name); set != nil && set.Changed {
-				return given(set), OriginFlag
-			}
+		if set := changed(fs, prefixed, f.Name, alias(f)); set != nil {
+			return given(set), OriginFlag, nil
 		}
 	}
 	variables := g.variables(f)
 	_ = v.BindEnv(append([]string{key}, variables...)...) // fails without a key
 	if slices.ContainsFunc(variables, func(name string) bool { return os.Getenv(name) != "" }) {
-		return v.Get(key), OriginEnvironment
+		return v.Get(key), OriginEnvironment, nil
 	}
-	for _, key := range []string{key, f.Name, alias(f)} { // in the section of the role, then at the top
+	keys := []string{key, f.Name, alias(f)} // of the role, then at the top
+	if g.Separate {
+		keys = keys[:1]
+	}
+	for _, key := range keys {
 		if value := v.Get(key); value != nil {
-			return value, OriginFile
+			return value, OriginFile, nil
 		}
 	}
-	return nil, ""
+	return nil, "", nil
 }
 
 // given returns what a flag was set to: a list, or a text.

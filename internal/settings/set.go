@@ -46,6 +46,9 @@ type Group struct {
 	// Unused marks options that are no flags of the command, because it does not run the role. The configuration file may
 	// contain them.
 	Unused bool
+	// Separate marks options that are set only in a section of the command line, and under the key of the group: those that have
+	// the same name for the process and its roles do not set them.
+	Separate bool
 }
 
 // NewFlags returns the flags that add adds.
@@ -107,6 +110,8 @@ type Set struct {
 	Values []Value
 	// NoOps lists the flags without effect that were set.
 	NoOps []string
+	// Notes are for the log: what an operator may not expect of the command line.
+	Notes []string
 
 	origins map[string]Origin
 }
@@ -115,12 +120,40 @@ type Set struct {
 // a role is ROLE.OPTION.
 func (s Set) Origin(key string) Origin { return s.origins[key] }
 
+// AnyOf reports whether an option of the role called name was set for it alone.
+func (s Set) AnyOf(name string) bool {
+	for key := range s.origins {
+		if role, _, ok := strings.Cut(key, "."); ok && role == name {
+			return true
+		}
+	}
+	return false
+}
+
+// Derive sets an option of the process that follows from the command line.
+func (s *Set) Derive(option, value string) error {
+	for _, g := range s.Groups {
+		f := g.Flags.Lookup(option)
+		if g.Name != "" || f == nil {
+			continue
+		}
+		s.origins[option] = OriginFlag
+		for i, v := range s.Values {
+			if v.Name == option {
+				s.Values[i] = Value{option, value, string(OriginFlag)}
+			}
+		}
+		return f.Value.Set(value)
+	}
+	return nil
+}
+
 // OfOthers returns the options of roles that were set, by their keys, for roles other than chosen. Options
 // that a chosen role has under the same name, or the name of their alias, are left out.
 func (s Set) OfOthers(chosen []string) map[string]Origin {
 	others := map[string]Origin{}
 	for _, g := range s.Roles() {
-		if slices.Contains(chosen, g.Name) {
+		if slices.Contains(chosen, g.Name) || g.Separate {
 			continue
 		}
 		g.Flags.VisitAll(func(f *pflag.Flag) {
@@ -172,7 +205,11 @@ func (g Group) variables(f *pflag.Flag) []string {
 	if g.Name == "" {
 		return []string{envName(f.Name)}
 	}
-	names := []string{envName(g.key(f.Name)), envName(f.Name)}
+	names := []string{envName(g.key(f.Name))}
+	if g.Separate {
+		return names
+	}
+	names = append(names, envName(f.Name))
 	if other := alias(f); other != "" {
 		names = append(names, envName(other))
 	}
@@ -221,8 +258,8 @@ func Register(fs *pflag.FlagSet, options func() Set) {
 			})
 		}
 	}
-	for _, name := range klogNoOps {
-		addNoOp(fs, name)
+	for name, hasValue := range klogNoOps {
+		AddNoOp(fs, name, hasValue)
 	}
 }
 
@@ -279,10 +316,12 @@ func NormalizeFlag(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 }
 
-// klogNoOps are former flags of klog. They have no effect, so that old manifests still start.
-var klogNoOps = []string{
-	"logtostderr", "alsologtostderr", "alsologtostderrthreshold", "log-dir", "log-file", "log-file-max-size", "stderrthreshold",
-	"legacy-stderr-threshold-behavior", "one-output", "skip-headers", "skip-log-headers", "add-dir-header", "log-backtrace-at",
+// klogNoOps are former flags of klog, and whether they always had a value. They have no effect, so that old manifests still start.
+var klogNoOps = map[string]bool{
+	"logtostderr": false, "alsologtostderr": false, "legacy-stderr-threshold-behavior": false, "one-output": false, "skip-headers": false,
+	"skip-log-headers": false, "add-dir-header": false,
+	"alsologtostderrthreshold": true, "log-dir": true, "log-file": true, "log-file-max-size": true, "stderrthreshold": true,
+	"log-backtrace-at": true,
 }
 
 // noOp accepts any value, or none, and ignores it.
@@ -292,14 +331,11 @@ func (noOp) String() string   { return "" }
 func (noOp) Set(string) error { return nil }
 func (noOp) Type() string     { return "string" }
 
-// addNoOp adds a hidden flag without effect.
-func addNoOp(fs *pflag.FlagSet, name string) {
+// AddNoOp adds a hidden flag without effect. hasValue reports that it always had a value.
+func AddNoOp(fs *pflag.FlagSet, name string, hasValue bool) {
 	f := fs.VarPF(noOp{}, name, "", "has no effect; accepted for old manifests")
 	f.Hidden = true
-	switch name {
-	// always had a value
-	case "alsologtostderrthreshold", "log-dir", "log-file", "log-file-max-size", "stderrthreshold", "log-backtrace-at":
-	default:
+	if !hasValue {
 		f.NoOptDefVal = "true"
 	}
 }
