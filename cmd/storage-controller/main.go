@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/storage-controller/storage-controller/internal/app"
 )
 
@@ -24,6 +26,9 @@ const (
 	exitFindings = 3 // a command has findings, or refuses what was requested
 )
 
+// terminationLog is the file from which the kubelet reads the termination message of a container.
+var terminationLog = "/dev/termination-log"
+
 func main() {
 	os.Exit(run(os.Args))
 }
@@ -36,6 +41,9 @@ func run(argv []string) int {
 	cmd, err := root.ExecuteC()
 	if err == nil {
 		return 0
+	}
+	if isProcess(cmd) {
+		app.WriteTerminationMessage(terminationLog, err)
 	}
 	var usage *usageError
 	if errors.As(err, &usage) { // the usage text with its hundred flags would hide the error
@@ -52,6 +60,12 @@ func run(argv []string) int {
 		return exit.code
 	}
 	return exitFailure
+}
+
+// isProcess reports whether a container runs cmd as its process. A person may run the other commands in the same container.
+func isProcess(cmd *cobra.Command) bool {
+	_, runsRoles := roleCommands("")[cmd.Name()]
+	return cmd.Parent() == cmd.Root() && (runsRoles || cmd.Name() == "livenessprobe")
 }
 
 // usageError is an error in the command line, for which the help of the command is useful.

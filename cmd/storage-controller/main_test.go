@@ -203,3 +203,28 @@ func TestValuesOfTheSidecars(t *testing.T) {
 		t.Errorf("an argument under our own name: exit code %d: %s", code, stderr)
 	}
 }
+
+// TestTerminationMessage: the kubelet shows why a process has ended. A command that a person runs in its container writes nothing.
+func TestTerminationMessage(t *testing.T) {
+	t.Setenv("KUBECONFIG", "")
+	before := terminationLog
+	t.Cleanup(func() { terminationLog = before })
+	terminationLog = filepath.Join(t.TempDir(), "log")
+	for line, want := range map[string]string{
+		"csi-attacher --nope":                             "unknown flag: --nope\n",
+		"storage-controller all -- csi-attacher --nope":   "section csi-attacher: unknown flag: --nope",
+		"storage-controller attach --timeout=-1s":         "--timeout: must be positive",
+		"storage-controller attach --kubeconfig=/nowhere": "reading kubeconfig",
+		"livenessprobe --health-port=x":                   "--health-port: must be a port",
+		"storage-controller doctor --nope":                "",
+		"storage-controller attach --version":             "",
+	} {
+		if err := os.WriteFile(terminationLog, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		output(t, strings.Fields(line)...)
+		if text, err := os.ReadFile(terminationLog); err != nil || !strings.Contains(string(text), want) || want == "" && len(text) > 0 {
+			t.Errorf("%s: %q, %v; want %q", line, text, err, want)
+		}
+	}
+}

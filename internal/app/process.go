@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync/atomic"
 	"time"
 
@@ -25,27 +24,22 @@ import (
 // tracingGrace bounds the export of the last spans at shutdown.
 const tracingGrace = 5 * time.Second
 
-// terminationLog is the file from which Kubernetes reads the termination message of a container.
-const terminationLog = "/dev/termination-log"
-
 // process is one run of the program.
 type process struct {
 	Config
-	registries     registries
-	server         *diagnostics
-	page           *status
-	own            *ownDriver        // nil unless the process serves the driver
-	csi            *csiclient.Client // nil if no role calls the driver
-	health         driverHealth
-	driver         csiclient.Driver
-	terminationLog string
-	terms          atomic.Pointer[terms] // nil until the roles are built
+	registries registries
+	server     *diagnostics
+	page       *status
+	own        *ownDriver        // nil unless the process serves the driver
+	csi        *csiclient.Client // nil if no role calls the driver
+	health     driverHealth
+	driver     csiclient.Driver
+	terms      atomic.Pointer[terms] // nil until the roles are built
 }
 
 func newProcess(c Config) *process {
 	return &process{
 		Config: c, registries: newRegistries(c.Version, c.endpoints()), server: &diagnostics{}, page: &status{cfg: c, started: time.Now()},
-		terminationLog: terminationLog,
 	}
 }
 
@@ -210,21 +204,10 @@ func (p *process) connect(ctx context.Context) error {
 	return nil
 }
 
-// watchConnection returns an error when the process must exit because of the driver, and writes the termination message.
-// During a shutdown, which ends ctx, the driver may end first.
+// watchConnection returns an error when the process must exit because of the driver. During a shutdown, which ends ctx, the driver may
+// end first.
 func (p *process) watchConnection(ctx, services context.Context) error {
-	err := ignoreDrain(ctx, p.csi.Run(services))
-	if err != nil {
-		if f, openErr := os.OpenFile(p.terminationLog, os.O_WRONLY, 0); openErr == nil { // it exists only in a container
-			message := err.Error()
-			if errors.Is(err, csiclient.ErrConnectionLost) {
-				message = "Lost connection to CSI driver, exiting" // the text of the reference sidecars
-			}
-			fmt.Fprintln(f, message)
-			f.Close()
-		}
-	}
-	return err
+	return ignoreDrain(ctx, p.csi.Run(services))
 }
 
 // AskDriverName returns the name of the driver. It calls the driver only if the settings do not contain the name.
