@@ -12,7 +12,7 @@
 //   - of a PersistentVolume: spec.capacity, spec.volumeAttributesClassName, and the annotation
 //     volume.alpha.kubernetes.io/pre-resize-capacity with the size before an expansion.
 //
-// All writes are patches that test the UID and the resourceVersion.
+// All writes are patches that test the UID and the resourceVersion, and are sent only while this process holds its Lease.
 //
 // # Expansion
 //
