@@ -107,18 +107,6 @@ func (s *simulation) recorded(from *replica, r apiserver.Request) {
 	}
 }
 
-// recordedLate forgets the call whose size an earlier leader has overwritten late. Its successor repeats the call for the recorded size,
-// because it cannot know that TopoLVM had refused it: the node had too little space.
-func (s *simulation) recordedLate(r apiserver.Request) {
-	if claim, ok := s.api.Get(cluster.Claims, r.Namespace, r.Name).(*corev1.PersistentVolumeClaim); ok {
-		if pv, ok := s.api.Get(cluster.Volumes, "", claim.Spec.VolumeName).(*corev1.PersistentVolume); ok {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			delete(s.checker.resizer.expansions, pv.Spec.CSI.VolumeHandle)
-		}
-	}
-}
-
 // mayModify returns an error unless the claim records the call.
 func (s *simulation) mayModify(r *csi.ControllerModifyVolumeRequest) error {
 	claim := s.claimOf(r.GetVolumeId())
