@@ -51,20 +51,17 @@ func (s *simulation) claimOf(handle string) *corev1.PersistentVolumeClaim {
 // mayExpand returns an error unless the claim records the call.
 func (s *simulation) mayExpand(r *csi.ControllerExpandVolumeRequest) error {
 	size := r.GetCapacityRange().GetRequiredBytes()
-	repeated := false // a call without an effect, by a replica whose watch is late, or after a late write of an earlier leader
-	for _, pv := range s.volumesWith(r.GetVolumeId()) {
-		capacity := pv.Spec.Capacity[corev1.ResourceStorage]
-		repeated = repeated || capacity.Value() >= size
-	}
 	if claim := s.claimOf(r.GetVolumeId()); claim != nil {
 		allocated, status := claim.Status.AllocatedResources[corev1.ResourceStorage], cluster.ResizeStatus(claim)
-		if allocated.Value() != size || status != corev1.PersistentVolumeClaimControllerResizeInProgress && !repeated {
+		if allocated.Value() != size || status != corev1.PersistentVolumeClaimControllerResizeInProgress {
 			return fmt.Errorf("%d bytes are requested, and claim %s records %d with the status %q",
 				size, claim.Name, allocated.Value(), status)
 		}
 	}
-	if repeated {
-		return nil
+	for _, pv := range s.volumesWith(r.GetVolumeId()) {
+		if capacity := pv.Spec.Capacity[corev1.ResourceStorage]; capacity.Value() >= size {
+			return nil // a repeated call without an effect, by a replica whose watch is late
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
