@@ -137,7 +137,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	wg.Go(func() { workloop.Every(ctx, c.cfg.Resync, t.resync) })
 	caps := c.driver.caps
 	if caps.PublishUnpublishVolume && caps.ListVolumes && caps.ListVolumesPublishedNodes && c.cfg.ReconcileSync > 0 {
-		wg.Go(func() { reconciler{t}.run(ctx) })
+		wg.Go(func() { t.runReconciliation(ctx) })
 	}
 	wg.Wait()
 	for _, call := range t.calls.All() {

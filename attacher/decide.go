@@ -74,22 +74,16 @@ func (d driver) decide(s attachmentState) step {
 }
 
 func (d driver) decideAttach(s attachmentState) step {
-	fail := func(err error) step { return step{action: doReportError, reason: "CannotAttach", err: err} }
 	src, err := d.resolve(s.attachment, s.volume)
 	if err != nil {
-		return fail(err)
+		return cannotAttach(err)
 	}
 	if pv := s.volume; pv != nil {
-		published, _ := d.detachSource(s) // no error, like resolve
-		other := published.handle != src.handle
-		switch {
-		case pv.DeletionTimestamp != nil:
-			return fail(fmt.Errorf("PersistentVolume %q is marked for deletion", pv.Name))
-		case other && s.volumeUnconfirmed:
-			return step{action: doReadVolume, reason: "VolumeUnconfirmed"}
-		case other && !src.migrated && d.mayBePublished(s.attachment), s.calledForOther(src):
-			return fail(fmt.Errorf("PersistentVolume %q was replaced: it has volume %q, but volume %q may be published for this "+
-				"VolumeAttachment. Delete the VolumeAttachment", pv.Name, src.handle, published.handle))
+		if pv.DeletionTimestamp != nil {
+			return cannotAttach(fmt.Errorf("PersistentVolume %q is marked for deletion", pv.Name))
+		}
+		if next, replaced := d.decideReplaced(s, src); replaced {
+			return next
 		}
 		if !slices.Contains(pv.Finalizers, d.finalizer) {
 			return step{action: doAddVolumeFinalizer, reason: "VolumeWithoutFinalizer", source: src}
@@ -98,14 +92,14 @@ func (d driver) decideAttach(s attachmentState) step {
 	// The checks that follow, and the secret, come before the finalizer of the VolumeAttachment, so that one
 	// that cannot be attached can be deleted without a detach.
 	if _, err := volumerules.AccessMode(src.spec.AccessModes, d.caps.SingleNodeMultiWriter); err != nil {
-		return fail(err)
+		return cannotAttach(err)
 	}
 	if err := s.waitsFor(src); err != nil {
-		return fail(err)
+		return cannotAttach(err)
 	}
 	nodeID, err := d.nodeID(s)
 	if err != nil {
-		return fail(err)
+		return cannotAttach(err)
 	}
 	if s.volumeUnconfirmed {
 		// The cache may be stale: an earlier leader may have removed the finalizer because the PersistentVolume is being deleted. It
@@ -115,13 +109,17 @@ func (d driver) decideAttach(s attachmentState) step {
 	former, err := d.formerNodeIDs(s, nodeID)
 	switch {
 	case err != nil:
-		return fail(err)
+		return cannotAttach(err)
 	case len(former) > 0 && (singleNode(src.spec.AccessModes) || len(former) > maxFormerNodeIDs):
 		return d.decideFormer(s, src, former[0], nodeID)
 	}
 	change := detachAnnotations(src, former, nodeID)
 	change.AddFinalizers, change.Tests = []string{d.finalizer}, sameRecord(s.attachment)
 	return s.inOrder(change, step{action: doPublish, reason: "Requested", source: src, nodeID: nodeID})
+}
+
+func cannotAttach(err error) step {
+	return step{action: doReportError, reason: "CannotAttach", err: err}
 }
 
 // inOrder returns call, or the step that comes before it: change is recorded first, because a crash after the call would leave the

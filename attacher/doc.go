@@ -29,6 +29,7 @@
 //   - record.go: what a VolumeAttachment records about its calls: the finalizer with the annotations, and the status;
 //   - ledger.go: the calls of the term, and the lock that lets the driver get one call at a time for a volume and a node;
 //   - undo.go: those whose VolumeAttachment was deleted by force, also the log at the end of the term;
+//   - replaced.go: another PersistentVolume or VolumeAttachment of the same name;
 //   - list_volumes.go: the comparison with the driver;
 //   - volume_finalizer.go: the finalizer of PersistentVolumes.
 //

@@ -56,8 +56,3 @@ func (t *term) begin(ctx context.Context, va *storagev1.VolumeAttachment, step s
 func (t *term) settle(attachment types.UID) {
 	t.calls.Take(attachment)
 }
-
-// calledForOther reports whether a call of this term, for another volume than src, may have taken effect.
-func (s attachmentState) calledForOther(src source) bool {
-	return s.call.State.MayHaveEffect() && s.call.Args != src.args(s.attachment)
-}

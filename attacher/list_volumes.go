@@ -117,10 +117,6 @@ func (p publishedVolumes) isPublished(handle, nodeID string) (published, known b
 	return slices.Contains(status.GetPublishedNodeIds(), nodeID), true
 }
 
-// reconciler implements --reconcile-sync: it enqueues the VolumeAttachments whose status
-// differs from ListVolumes. It writes nothing itself.
-type reconciler struct{ *term }
-
 // maxReconcilePause bounds how long a difference remains because passes take long.
 const maxReconcilePause = 10 * time.Minute
 
@@ -130,21 +126,21 @@ func reconcilePause(configured, took time.Duration) time.Duration {
 	return max(configured, min(9*took, maxReconcilePause))
 }
 
-// run reconciles immediately and then after each pause plus up to a tenth, so that the
+// runReconciliation implements --reconcile-sync: it reconciles immediately and then after each pause plus up to a tenth, so that the
 // controllers of many drivers do not call them at the same time.
-func (r reconciler) run(ctx context.Context) {
+func (t *term) runReconciliation(ctx context.Context) {
 	for {
-		if r.c.deps.Ready(ctx) != nil {
+		if t.c.deps.Ready(ctx) != nil {
 			return
 		}
 		start := time.Now()
-		err := r.reconcile(ctx)
-		pause := reconcilePause(r.c.cfg.ReconcileSync, time.Since(start))
+		err := t.reconcile(ctx)
+		pause := reconcilePause(t.c.cfg.ReconcileSync, time.Since(start))
 		switch {
 		case err == nil:
-			r.c.metrics.reconciliations.WithLabelValues("ok").Inc()
+			t.c.metrics.reconciliations.WithLabelValues("ok").Inc()
 		case ctx.Err() == nil:
-			r.c.metrics.reconciliations.WithLabelValues("error").Inc()
+			t.c.metrics.reconciliations.WithLabelValues("error").Inc()
 			klog.FromContext(ctx).Error(err, "Reconciling with ListVolumes failed", "retryIn", pause)
 		}
 		select {
@@ -155,32 +151,32 @@ func (r reconciler) run(ctx context.Context) {
 	}
 }
 
-// reconcile calls ListVolumes before it reads the VolumeAttachments. It skips those that
-// change in between; the next reconciliation checks them. A panic becomes an error.
-func (r reconciler) reconcile(ctx context.Context) (err error) {
+// reconcile enqueues the VolumeAttachments whose status differs from ListVolumes, and writes nothing. It calls ListVolumes before it
+// reads the VolumeAttachments, and skips those that change in between; the next reconciliation checks them. A panic becomes an error.
+func (t *term) reconcile(ctx context.Context) (err error) {
 	defer workloop.Recover(&err)
-	defer r.outOfSync.trackChanges()()
+	defer t.outOfSync.trackChanges()()
 	published := publishedVolumes{}
-	if err := csiclient.EachVolume(ctx, r.c.deps.CSI, r.c.cfg.Timeout, r.c.cfg.MaxEntries, published.add); err != nil {
+	if err := csiclient.EachVolume(ctx, t.c.deps.CSI, t.c.cfg.Timeout, t.c.cfg.MaxEntries, published.add); err != nil {
 		return err
 	}
-	r.enqueueDifferences(ctx, published)
+	t.enqueueDifferences(ctx, published)
 	return nil
 }
 
-func (r reconciler) enqueueDifferences(ctx context.Context, reported publishedVolumes) {
+func (t *term) enqueueDifferences(ctx context.Context, reported publishedVolumes) {
 	log := klog.FromContext(ctx)
-	for _, va := range r.c.attachments.List() {
+	for _, va := range t.c.attachments.List() {
 		key := keyOf(va)
-		if va.Spec.Attacher != r.c.driver.name || r.outOfSync.hasChanged(va.UID) || r.vaQueue.Processing(key) {
+		if va.Spec.Attacher != t.c.driver.name || t.outOfSync.hasChanged(va.UID) || t.vaQueue.Processing(key) {
 			continue
 		}
-		s := r.gather(key, liveReads{})
+		s := t.gather(key, liveReads{})
 		if s.attachment == nil {
 			continue
 		}
 		attached := s.attachment.Status.Attached
-		published, atFormer, known, err := r.c.driver.isPublished(s, reported)
+		published, atFormer, known, err := t.c.driver.isPublished(s, reported)
 		switch {
 		case err != nil:
 			log.V(2).Info("VolumeAttachment skipped: cannot resolve its volume", "volumeAttachment", va.Name, "err", err)
@@ -188,22 +184,22 @@ func (r reconciler) enqueueDifferences(ctx context.Context, reported publishedVo
 		case !known:
 			continue
 		case published == attached && !needsRepublish(s.attachment):
-			r.outOfSync.remove(va.UID)
+			t.outOfSync.remove(va.UID)
 			continue
 		}
-		r.attachments.Doubt(va) // before a sync finds the difference
-		added, isNew := r.outOfSync.add(va.UID, atFormer)
+		t.attachments.Doubt(va) // before a sync finds the difference
+		added, isNew := t.outOfSync.add(va.UID, atFormer)
 		if added && published != attached {
-			r.c.metrics.mismatch(published)
-			src, _ := r.c.driver.currentSource(s) // isPublished has succeeded with it
+			t.c.metrics.mismatch(published)
+			src, _ := t.c.driver.currentSource(s) // isPublished has succeeded with it
 			log.Info("VolumeAttachment status differs from the driver", "volumeAttachment", va.Name, "volumeHandle", src.handle,
 				"node", klog.KRef("", va.Spec.NodeName), "attached", attached, "published", published)
 		}
 		switch {
 		case isNew:
-			r.vaQueue.Add(key)
+			t.vaQueue.Add(key)
 		case added: // it is being retried; a reconciliation must not reset its back-off
-			r.vaQueue.Resync(key)
+			t.vaQueue.Resync(key)
 		}
 	}
 }

@@ -48,7 +48,7 @@ func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
 // a test calls reconcile.
 type settled struct {
 	testing.TB
-	reconciler
+	*term
 	plugin   *csitest.Plugin
 	requests atomic.Int64
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -87,35 +86,6 @@ func (d driver) mayBePublished(va *storagev1.VolumeAttachment) bool {
 func (s attachmentState) showsResult() bool {
 	va := s.attachment
 	return va != nil && va.Status.Attached && va.DeletionTimestamp == nil
-}
-
-// detachSource returns the volume to unpublish. It comes from the annotations when the PersistentVolume was deleted or a different one has
-// its name now. A call of this term takes precedence over both.
-func (d driver) detachSource(s attachmentState) (source, error) {
-	src, err := d.resolve(s.attachment, s.volume)
-	handle := s.attachment.Annotations[annVolumeHandle]
-	if s.attachment.Spec.Source.PersistentVolumeName != nil && handle != "" && (err != nil || src.handle != handle) {
-		src, err = source{handle: handle, migrated: s.attachment.Annotations[annMigrated] == "true"}, nil
-		if namespace, name, ok := strings.Cut(s.attachment.Annotations[annSecret], "/"); ok {
-			src.secrets = &corev1.SecretReference{Namespace: namespace, Name: name}
-		}
-	}
-	if s.calledForOther(src) {
-		return s.call.Payload.step.source, nil
-	}
-	return src, err
-}
-
-// currentSource returns the volume to publish or unpublish.
-func (d driver) currentSource(s attachmentState) (source, error) {
-	if s.attachment.DeletionTimestamp != nil { // a detach does not need the PersistentVolume
-		return d.detachSource(s)
-	}
-	src, err := d.resolve(s.attachment, s.volume)
-	if err == nil && s.attachment.Status.Attached && !src.migrated { // the PersistentVolume may have been replaced since
-		return d.detachSource(s)
-	}
-	return src, err
 }
 
 // recordedNodeIDs returns the node IDs to which the volume of va may be published, that of the last publish at the end. Both

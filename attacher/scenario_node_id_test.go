@@ -207,6 +207,7 @@ func TestAttacherScenarioOfCSIAttacher(t *testing.T) {
 			va.Finalizers, va.Annotations = []string{Finalizer(f.Driver)}, map[string]string{annNodeID: "id-1"}
 		})
 		f.patchAttachment("va1", `{"status":{"attached":true}}`, "status")
+		f.cfg.WorkerThreads = 1
 		f.start()
 		f.settles()
 		if va := f.until("is attached", isAttached); va.Annotations[annVolumeHandle] != "" {
@@ -227,7 +228,7 @@ func TestAttacherScenarioOfCSIAttacher(t *testing.T) {
 // A volume for one node is not published to a second one before it is unpublished from the first.
 func TestAttacherScenarioSecondNode(t *testing.T) {
 	t.Run("047_waits_for_the_first_node", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f := scenario(t, csitest.Config{}, oneWorkerWithLongRetry)
 		f.Plugin.Next(unpublish, csitest.Fail(codes.Internal, "node is shut down"))
 		f.attached()
 		f.settles() // a late event of the status would end the back-off of the detach
@@ -260,7 +261,7 @@ func TestAttacherScenarioSecondNode(t *testing.T) {
 		f.sent("Publish id-1, Unpublish id-1, Publish id-2")
 	})
 	t.Run("047_many_nodes_do_not_wait", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f := scenario(t, csitest.Config{}, oneWorkerWithLongRetry)
 		f.Plugin.Always(unpublish, csitest.Fail(codes.Internal, "node is shut down"))
 		f.node("id-1")
 		f.volume(withModes(rwx))
@@ -272,7 +273,7 @@ func TestAttacherScenarioSecondNode(t *testing.T) {
 		f.untilOf("va2", "is attached", isAttached)
 	})
 	t.Run("047_deleted_by_force", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, func(c *Config) { c.RetryIntervalStart, c.RetryIntervalMax = time.Hour, time.Hour })
+		f := scenario(t, csitest.Config{}, oneWorkerWithLongRetry)
 		f.Plugin.Next(unpublish, csitest.Fail(codes.Internal, "node is shut down"))
 		f.Plugin.Always(publish, func(context.Context, *csitest.Plugin, any, func() (any, error)) (any, error) {
 			return &csi.ControllerPublishVolumeResponse{}, nil

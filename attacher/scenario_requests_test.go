@@ -54,6 +54,9 @@ func (f *fixture) in(t *testing.T) *fixture {
 // everything that happened to attachments before has been looked at then.
 func (f *fixture) settles() {
 	f.Helper()
+	if f.cfg.WorkerThreads != 1 {
+		f.Fatal("settles requires one worker")
+	}
 	f.attach("last", f.ofVolume("none"))
 	f.untilOf("last", "reports it", attachError("not found"))
 	f.detach("last")
@@ -61,6 +64,10 @@ func (f *fixture) settles() {
 }
 
 func oneWorker(c *Config) { c.WorkerThreads = 1 }
+
+func oneWorkerWithLongRetry(c *Config) {
+	c.WorkerThreads, c.RetryIntervalStart, c.RetryIntervalMax = 1, time.Hour, time.Hour
+}
 
 func (f *fixture) patchAttachment(name, patch string, subresources ...string) {
 	f.Helper()

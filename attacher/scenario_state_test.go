@@ -438,7 +438,7 @@ func attacherScenarioState(t *testing.T) {
 		}
 	})
 	t.Run("050_status_without_response", func(t *testing.T) { // the volume of a running pod is not detached, even without the finalizer
-		f := scenario(t, csitest.Config{}, nil)
+		f := scenario(t, csitest.Config{}, oneWorker)
 		var lost atomic.Bool
 		f.through(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
 			if f.patches(r, "va1/status") && lost.CompareAndSwap(false, true) {
@@ -521,7 +521,7 @@ func attacherScenarioState(t *testing.T) {
 		f.Calls(unpublish, 2)
 	})
 	t.Run("054_living_volume", func(t *testing.T) {
-		f := scenario(t, csitest.Config{}, func(c *Config) { c.Resync = 20 * time.Millisecond })
+		f := scenario(t, csitest.Config{}, func(c *Config) { c.WorkerThreads, c.Resync = 1, 20*time.Millisecond })
 		protected := func(name string) {
 			f.volume(func(pv *corev1.PersistentVolume) {
 				pv.Name, pv.Finalizers = f.Unique(name), []string{theirs, Finalizer(f.Driver)}

@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
@@ -63,34 +62,6 @@ func (c lastCall) undoAt(ctx context.Context, t *term, secrets map[string]string
 		return nil
 	}
 	return err
-}
-
-// publishedAgain reports whether another VolumeAttachment of the same name publishes the volume again. Its error ends the undo for
-// now: an unpublish without a response could take effect after the volume is published for the other.
-func (c lastCall) publishedAgain(ctx context.Context, t *term) (bool, error) {
-	current, err := t.c.deps.Client.StorageV1().VolumeAttachments().Get(ctx, c.attachment.Name, metav1.GetOptions{})
-	switch {
-	case kube.IsNotFound(err):
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("reading VolumeAttachment %q before calling the driver: %w", c.attachment.Name, err)
-	}
-	t.attachments.Observe(current)
-	return t.c.driver.publishesAgain(t.gather(keyOf(current), liveReads{}), c.step)
-}
-
-// publishesAgain reports whether the VolumeAttachment of s publishes the volume of step to the same node, now or later. Its
-// detach then unpublishes the volume. The error says that this is not known yet.
-func (d driver) publishesAgain(s attachmentState, step step) (bool, error) {
-	switch va := s.attachment; {
-	case va == nil || va.Spec.Attacher != d.name || !d.mayBePublished(va) && va.DeletionTimestamp != nil:
-		return false, nil
-	case !d.mayBePublished(va): // it was not published yet
-		return false, fmt.Errorf("VolumeAttachment %q was created again, and has no finalizer yet", va.Name)
-	}
-	src, err := d.detachSource(s)
-	nodeIDs, nodeErr := d.detachNodeIDs(s)
-	return err == nil && nodeErr == nil && src.handle == step.source.handle && slices.Contains(nodeIDs, step.nodeID), nil
 }
 
 // logUndone logs a call that remains at the end of the term and that no VolumeAttachment ends.

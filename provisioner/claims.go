@@ -324,7 +324,7 @@ func (l *claimLoop) watchOptional(ctx context.Context, wg *sync.WaitGroup) {
 		})
 	}
 	if d.caps.ModifyVolume && d.VolumeAttributesClass {
-		watch(attributesClasses, func(_, c *metav1.PartialObjectMetadata) {
+		watch(kube.AttributesClasses, func(_, c *metav1.PartialObjectMetadata) {
 			l.wake(kube.DependencyKey(kube.KindVolumeAttributesClass, "", c.Name))
 		})
 	}

@@ -30,7 +30,8 @@
 //   - secrets.go: when the secret is read, and read again;
 //   - create_volume.go: what a response means, and the deletion of a volume that was rejected;
 //   - handles.go: which claim or PersistentVolume a volume belongs to;
-//   - pv_deleted.go: what follows from the deletion of a PersistentVolume.
+//   - pv_deleted.go: what follows from the deletion of a PersistentVolume;
+//   - drain.go: what a process writes after its term has ended, and the log of what it leaves.
 //
 // Logs and /statusz name the states pending (Idle, Settled), requested (Planned, Sent), indeterminate (Unknown), created (Answered),
 // rejected (Undoing) and pvCreated (Settled, and the PersistentVolume is saved).

@@ -6,7 +6,6 @@ package provisioner
 import (
 	"strings"
 
-	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -14,21 +13,13 @@ import (
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
-const (
-	// annModifySecretName is the name of the Secret for ControllerModifyVolume, on a PV.
-	annModifySecretName = "volume.kubernetes.io/controller-modify-secret-name"
-	// annModifySecretNamespace is the namespace of this Secret.
-	annModifySecretNamespace = "volume.kubernetes.io/controller-modify-secret-namespace"
-
-	// identityAttribute is a volume attribute with the process that created the volume.
-	identityAttribute = "storage.kubernetes.io/csiProvisionerIdentity"
-)
+// identityAttribute is a volume attribute with the process that created the volume.
+const identityAttribute = "storage.kubernetes.io/csiProvisionerIdentity"
 
 // Kinds that are watched if the cluster serves them, because claims wait for them.
 var (
-	referenceGrants   = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1beta1", Resource: "referencegrants"}
-	volumeSnapshots   = schema.GroupVersionResource{Group: volumerules.SnapshotGroup, Version: "v1", Resource: "volumesnapshots"}
-	attributesClasses = storagev1.SchemeGroupVersion.WithResource("volumeattributesclasses")
+	referenceGrants = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1beta1", Resource: "referencegrants"}
+	volumeSnapshots = schema.GroupVersionResource{Group: volumerules.SnapshotGroup, Version: "v1", Resource: "volumesnapshots"}
 )
 
 // LeaseName returns the name of the Lease of csi-provisioner for driver.

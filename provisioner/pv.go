@@ -78,7 +78,7 @@ func volumeAnnotations(provisioner string, secrets volumerules.Secrets) map[stri
 		annotations[volumerules.AnnDeletionSecretName], annotations[volumerules.AnnDeletionSecretNamespace] = s.Name, s.Namespace
 	}
 	if s := secrets.ControllerModify; s != nil {
-		annotations[annModifySecretName], annotations[annModifySecretNamespace] = s.Name, s.Namespace
+		annotations[volumerules.AnnModifySecretName], annotations[volumerules.AnnModifySecretNamespace] = s.Name, s.Namespace
 	}
 	return annotations
 }

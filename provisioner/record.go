@@ -25,7 +25,6 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
 // requestRecord holds what the next leader needs to repeat a request. It is stored in an annotation of the claim.
@@ -282,11 +281,9 @@ func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
 	o := s.call.Payload
 	client := l.c.deps.Client
 	if s.call.State.MayHaveEffect() {
-		// Also while shutting down, or after the Lease was lost: the record is for the next leader.
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), workloop.APIGrace)
+		ctx, cancel, client = l.c.outlive(ctx) // the record is for the next leader
 		defer cancel()
-		client = l.c.deps.UnthrottledClient
 	}
 	patch, err := o.protection(l.c.driver.name, s.call.Args, s.claim)
 	wait := s.call.State == intent.Planned

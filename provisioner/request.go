@@ -212,40 +212,16 @@ func (d driver) parameters(class map[string]string) (forDriver map[string]string
 func (d driver) capabilities(p plan) ([]*csi.VolumeCapability, error) {
 	var out []*csi.VolumeCapability
 	for _, m := range p.AccessModes {
-		mode, err := d.accessMode(m)
-		if err != nil {
-			return nil, err
+		spec := corev1.PersistentVolumeSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{m}, VolumeMode: p.VolumeMode, MountOptions: p.MountOptions,
 		}
-		c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
-		if volumerules.IsBlock(p.VolumeMode) {
-			c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-		} else {
-			mount := &csi.VolumeCapability_MountVolume{FsType: p.FSType, MountFlags: p.MountOptions}
-			c.AccessType = &csi.VolumeCapability_Mount{Mount: mount}
+		c, err := volumerules.Capability(&spec, p.FSType, d.caps.SingleNodeMultiWriter)
+		if err != nil {
+			return nil, fmt.Errorf("spec.accessModes: %q is not supported", m)
 		}
 		out = append(out, c)
 	}
 	return out, nil
-}
-
-func (d driver) accessMode(m corev1.PersistentVolumeAccessMode) (csi.VolumeCapability_AccessMode_Mode, error) {
-	switch m {
-	case corev1.ReadWriteOnce:
-		if d.caps.SingleNodeMultiWriter {
-			return csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, nil
-		}
-		return csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, nil
-	case corev1.ReadWriteOncePod:
-		if d.caps.SingleNodeMultiWriter {
-			return csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, nil
-		}
-		return csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, nil
-	case corev1.ReadOnlyMany:
-		return csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, nil
-	case corev1.ReadWriteMany:
-		return csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, nil
-	}
-	return 0, fmt.Errorf("spec.accessModes: %q is not supported", m)
 }
 
 // selectedNode returns the node that the scheduler selected for a claim, or "".

@@ -158,7 +158,8 @@ func TestAccessModes(t *testing.T) {
 	} {
 		for i, has := range []bool{false, true} {
 			d := testDriver(func(d *driver) { d.caps.SingleNodeMultiWriter = has })
-			if got, err := d.accessMode(mode); err != nil || got != want[i] {
+			got, err := d.capabilities(plan{AccessModes: []corev1.PersistentVolumeAccessMode{mode}})
+			if err != nil || len(got) != 1 || got[0].GetAccessMode().GetMode() != want[i] {
 				t.Errorf("%s, SINGLE_NODE_MULTI_WRITER %t: %v, %v", mode, has, got, err)
 			}
 		}
@@ -294,7 +295,7 @@ func TestVolumeOf(t *testing.T) {
 		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "z1"}}}})
 	wantAnnotations := map[string]string{
 		storagehelpers.AnnDynamicallyProvisioned: "drv.example.com", volumerules.AnnDeletionSecretName: "s",
-		volumerules.AnnDeletionSecretNamespace: "n", annModifySecretName: "s", annModifySecretNamespace: "n",
+		volumerules.AnnDeletionSecretNamespace: "n", volumerules.AnnModifySecretName: "s", volumerules.AnnModifySecretNamespace: "n",
 	}
 	capacity := pv.Spec.Capacity[corev1.ResourceStorage]
 	source := pv.Spec.CSI

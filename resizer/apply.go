@@ -74,26 +74,6 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) error {
 	return nil
 }
 
-// isInUse reports whether the volume is still in use: the end of the use looks for the stage, which was stored after the use was
-// gathered. It sends the event of the first wait.
-func (a *attempt) isInUse(s claimState) bool {
-	if a.t.usageOf(a.key, s.volume.Name) != usageInUse {
-		return false
-	}
-	if !s.call.Payload.waiting {
-		a.remember(0, func(m *operationMemory) { m.waiting = true })
-		a.t.event(s.claim, inUseEvent(s.claim, a.t.c.driver.name))
-	}
-	return true
-}
-
-// scheduleRetry chooses when the operation is retried with t, which was infeasible for an earlier process.
-func (a *attempt) scheduleRetry(s claimState, t target) {
-	turn := a.t.restarted.ReserveN(s.now, 1).DelayFrom(s.now)
-	slow := delay{t.key, retryAfterRestart(s.now, turn, a.t.c.driver.RetryIntervalMax, a.t.c.random())}
-	a.remember(0, func(m *operationMemory) { m.slow = slow })
-}
-
 // readClaim reads claim from the API server: the cache may be stale, or have some of its fields only.
 func (a *attempt) readClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	live, exists, err := a.t.claims.Refetch(ctx, a.t.c.deps.Client.CoreV1().PersistentVolumeClaims(claim.Namespace), claim)
@@ -211,7 +191,7 @@ func (a *attempt) saveError(ctx context.Context, s claimState, step step) error 
 			m.recorded = failureOf(answer)
 		}
 		if answer.kind == infeasible {
-			m.slow = delay{answer.target, s.now.Add(a.t.c.driver.RetryIntervalMax)}
+			m.slow = a.t.c.driver.delayed(answer.target, s.now)
 		}
 	})
 	if answer.kind == infeasible {

@@ -6,19 +6,13 @@ package resizer
 import (
 	"context"
 
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/metrics"
 )
-
-var attributesClasses = schema.GroupVersionResource{
-	Group: storagev1.GroupName, Version: "v1", Resource: "volumeattributesclasses",
-}
 
 // listClasses returns an error if VolumeAttributesClasses cannot be listed. Then volumes are not modified.
 func (t *term) listClasses(ctx context.Context) error {
@@ -65,7 +59,7 @@ func (c *Controller) Ready() error {
 // classes there is no watch: a class is read for each attempt.
 func (t *term) watchClasses() {
 	t.classesWatched.Do(func() {
-		classes := kube.NewOptionalMetadata(t.c.deps.Metadata, attributesClasses, t.classHandlers())
+		classes := kube.NewOptionalMetadata(t.c.deps.Metadata, kube.AttributesClasses, t.classHandlers())
 		t.background.Go(func() { classes.Run(t.ctx) })
 	})
 }

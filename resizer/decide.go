@@ -10,7 +10,6 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 )
 
@@ -181,18 +180,4 @@ func (d driver) mayNeed(o operation, claim *corev1.PersistentVolumeClaim, pv *co
 		return d.modifies && pv.Spec.CSI != nil && (claim.Status.ModifyVolumeStatus != nil || requestedClass(claim) != currentClass(claim))
 	}
 	return d.expansion != expandsNone && (wantsMore(claim) || isRecordObsolete(claim, pv))
-}
-
-// decideSlowRetry returns the wait of an infeasible target of o, or false if there is none.
-func (d driver) decideSlowRetry(o operation, s claimState, t target) (step, bool) {
-	slow := s.call.Payload.slow
-	if o.infeasibleTarget(s.claim) == t.key && slow.target != t.key {
-		return step{action: doScheduleRetry, reason: stageInfeasible, target: t}, true
-	}
-	return slow.wait(t.key, s.now)
-}
-
-// covers reports whether next repeats f, or differs in its text only and follows too soon to be reported.
-func (f failure) covers(next failure) bool {
-	return f.target == next.target && f.code == next.code && (f.text == next.text || kube.ReportedRecently(f.at, next.at))
 }

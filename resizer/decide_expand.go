@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -180,24 +179,6 @@ func (d driver) stepsBack(claim *corev1.PersistentVolumeClaim, size resource.Qua
 	return false
 }
 
-// decideExpandWait returns the step that delays the expansion to t, or false.
-func (d driver) decideExpandWait(s claimState, t target) (step, bool) {
-	m := s.call.Payload
-	wait, delayed := m.nodeReset.wait(bytesOf(requestedSize(s.claim)), s.now)
-	if delayed && resizeStatus(s.claim) == nodeInfeasible {
-		return wait, true
-	}
-	if d.inUse == inUseAlways || d.inUse == inUseAfterError && m.inUseError {
-		switch s.usage {
-		case usageUnknown:
-			return step{action: doWatchUsers, reason: stageInUse}, true
-		case usageInUse:
-			return step{action: doWaitUnused, reason: stageInUse, until: s.now.Add(d.RetryIntervalMax)}, true
-		}
-	}
-	return d.decideSlowRetry(expand, s, t)
-}
-
 // decideExpandCall returns the next step of an expansion with ControllerExpandVolume.
 func (d driver) decideExpandCall(s claimState, t target) step {
 	src, err := d.source(s.volume)
@@ -254,17 +235,4 @@ func removeRecord(pv *corev1.PersistentVolume) { delete(pv.Annotations, annPreRe
 type target struct {
 	key  string            // size in bytes, or the VolumeAttributesClass
 	size resource.Quantity // of expansions
-}
-
-// maxRestartDelay bounds the delay of the first few operations that were infeasible before a restart.
-const maxRestartDelay = 10 * time.Second
-
-// retryAfterRestart returns when an operation that was infeasible before a restart is retried: soon, because a restart may follow
-// a correction of the driver, and all of them one after the other. fraction is in [0,1); turn is the time until its turn.
-func retryAfterRestart(now time.Time, turn, retryMax time.Duration, fraction float64) time.Time {
-	delay := turn + time.Duration(fraction*float64(maxRestartDelay))
-	if delay > retryMax {
-		delay = time.Duration(fraction * float64(retryMax))
-	}
-	return now.Add(delay)
 }

@@ -12,7 +12,7 @@
 //   - of a PersistentVolume: spec.capacity, spec.volumeAttributesClassName, and the annotation
 //     volume.alpha.kubernetes.io/pre-resize-capacity with the size before an expansion.
 //
-// All writes are patches that test the UID and the resourceVersion.
+// All writes are patches that test the UID and the resourceVersion, and are sent only while this process holds its Lease.
 //
 // # Expansion
 //
@@ -37,7 +37,8 @@
 // # Calls
 //
 // Both RPCs follow the rules of package intent: the record is the status that names the target. record.go says what that means and writes
-// it, ledger.go has the calls of the term, call.go plans and sends them, and answer.go decides about their responses.
+// it, ledger.go has the calls of the term, call.go plans and sends them, and answer.go decides about their responses. delay.go has the
+// waits before a call: after an infeasible target, and while the volume is in use, which inuse.go watches.
 // Another target is planned only while no call may have an effect.
 //
 // # Loop

@@ -14,6 +14,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // register adds the event handlers that fill the queue.
@@ -139,7 +140,8 @@ func isCorrected(old, pv *corev1.PersistentVolume) bool {
 		return ptr.Deref(pv.Spec.CSI, corev1.CSIPersistentVolumeSource{}).ControllerExpandSecretRef
 	}
 	same := func(annotation string) bool { return old.Annotations[annotation] == pv.Annotations[annotation] }
-	return !ptr.Equal(secret(old), secret(pv)) || !same(annModifySecretName) || !same(annModifySecretNamespace) ||
+	return !ptr.Equal(secret(old), secret(pv)) ||
+		!same(volumerules.AnnModifySecretName) || !same(volumerules.AnnModifySecretNamespace) ||
 		!slices.Equal(old.Spec.AccessModes, pv.Spec.AccessModes) || !slices.Equal(old.Spec.MountOptions, pv.Spec.MountOptions) ||
 		migration.IsInTree(pv) && (!maps.Equal(old.Labels, pv.Labels) || !same(storagehelpers.AnnMigratedTo))
 }

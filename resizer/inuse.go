@@ -97,6 +97,19 @@ func (t *term) usageOf(k key, volume string) usage {
 	return usageUnused
 }
 
+// isInUse reports whether the volume is still in use: the end of the use looks for the stage, which was stored after the use was
+// gathered. It sends the event of the first wait.
+func (a *attempt) isInUse(s claimState) bool {
+	if a.t.usageOf(a.key, s.volume.Name) != usageInUse {
+		return false
+	}
+	if !s.call.Payload.waiting {
+		a.remember(0, func(m *operationMemory) { m.waiting = true })
+		a.t.event(s.claim, inUseEvent(s.claim, a.t.c.driver.name))
+	}
+	return true
+}
+
 func isTerminated(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/intent"
+	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
 // operation is what a key of the queue stands for.
@@ -67,15 +68,9 @@ type failure struct {
 	at                 time.Time
 }
 
-// delay is a time until which nothing is done for target.
-type delay struct {
-	target string
-	until  time.Time
-}
-
-// wait returns the step that waits for the end of d, if that delays target at that time.
-func (d delay) wait(target string, now time.Time) (wait step, delays bool) {
-	return step{action: doWait, reason: stageInfeasible, until: d.until}, d.target == target && now.Before(d.until)
+// covers reports whether next repeats f, or differs in its text only and follows too soon to be reported.
+func (f failure) covers(next failure) bool {
+	return f.target == next.target && f.code == next.code && (f.text == next.text || kube.ReportedRecently(f.at, next.at))
 }
 
 // newLedger returns the memory of the operations of a term.

@@ -152,7 +152,7 @@ func (a *attempt) intended(s claimState, step step) {
 			m.began = s.now
 		}
 		if step.resets {
-			m.nodeReset = delay{bytesOf(requestedSize(s.claim)), s.now.Add(a.t.c.driver.RetryIntervalMax)}
+			m.nodeReset = a.t.c.driver.delayed(bytesOf(requestedSize(s.claim)), s.now)
 		}
 	})
 	a.t.event(s.claim, step.events...)

@@ -17,12 +17,6 @@ import (
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
-// Annotations of a PersistentVolume that name the secret with which its volume is modified. The provisioner writes them.
-const (
-	annModifySecretName      = "volume.kubernetes.io/controller-modify-secret-name"
-	annModifySecretNamespace = "volume.kubernetes.io/controller-modify-secret-namespace"
-)
-
 // Parameters of --extra-modify-metadata.
 const (
 	parameterClaim     = volumerules.ParameterPrefix + "pvc/name"
@@ -49,7 +43,8 @@ func (d driver) source(pv *corev1.PersistentVolume) (source, error) {
 	}
 	src.expandSecret = src.spec.CSI.ControllerExpandSecretRef
 	src.modifySecret = src.expandSecret
-	if name, namespace := pv.Annotations[annModifySecretName], pv.Annotations[annModifySecretNamespace]; name != "" && namespace != "" {
+	name, namespace := pv.Annotations[volumerules.AnnModifySecretName], pv.Annotations[volumerules.AnnModifySecretNamespace]
+	if name != "" && namespace != "" {
 		src.modifySecret = &corev1.SecretReference{Namespace: namespace, Name: name}
 	}
 	return src, nil

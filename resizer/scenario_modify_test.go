@@ -22,6 +22,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 const isModifying = " ModifyingVolume"
@@ -134,8 +135,8 @@ func resizerScenarioModify(t *testing.T) {
 		f.secret("modify")
 		want := map[string]string{}
 		for name, annotations := range map[string]map[string]string{
-			"modify": {annModifySecretName: "modify", annModifySecretNamespace: f.Namespace},
-			"half":   {annModifySecretName: "modify"},
+			"modify": {volumerules.AnnModifySecretName: "modify", volumerules.AnnModifySecretNamespace: f.Namespace},
+			"half":   {volumerules.AnnModifySecretName: "modify"},
 			"expand": nil,
 		} {
 			handle := f.create(name, func(_ *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) {
@@ -158,7 +159,7 @@ func resizerScenarioModify(t *testing.T) {
 		f := scenario(t, modifies, slowly)
 		f.classes()
 		f.create("c1", func(_ *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) {
-			pv.Annotations = map[string]string{annModifySecretName: "s", annModifySecretNamespace: f.Namespace}
+			pv.Annotations = map[string]string{volumerules.AnnModifySecretName: "s", volumerules.AnnModifySecretNamespace: f.Namespace}
 		})
 		f.requestClass("c1", "gold")
 		f.sent("c1", "VolumeModifyFailed")

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -25,12 +26,16 @@ func (a *attempt) writeClaim(ctx context.Context, s claimState, step step) (writ
 	return true, nil
 }
 
-// patchClaim applies change to the status of the claim of s.
+// patchClaim applies change to the status of the claim of s, unless this process has lost its Lease: the version that it has read may then
+// be that of the next leader, whose record it would overwrite. An earlier version fails, because that leader renews the record.
 func (a *attempt) patchClaim(ctx context.Context, s claimState, change func(*corev1.PersistentVolumeClaim)) error {
 	changed := s.claim.DeepCopy()
 	change(changed)
 	patch, err := patchOf(s.claim, changed)
 	if err != nil || patch == nil {
+		return err
+	}
+	if err := election.MayCall(ctx); err != nil {
 		return err
 	}
 	claims := a.t.c.deps.Client.CoreV1().PersistentVolumeClaims(s.claim.Namespace)
@@ -69,6 +74,9 @@ func (a *attempt) writeVolume(ctx context.Context, s claimState, step step) (wri
 		return true, nil
 	case patch == nil: // only the API server knows that nothing is to be written: the cache may be stale
 		return false, a.readVolume(ctx, s.volume)
+	}
+	if err := election.MayCall(ctx); err != nil { // as in patchClaim
+		return false, err
 	}
 	volumes := a.t.c.deps.Client.CoreV1().PersistentVolumes()
 	stored, err := volumes.Patch(ctx, s.volume.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})

@@ -12,15 +12,11 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient"
-	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
 // answer is a valid response of the driver about a snapshot or a group.
@@ -188,76 +184,7 @@ func indexOf(infos []groupv1.VolumeSnapshotInfo, handle string) int {
 	return slices.IndexFunc(infos, func(i groupv1.VolumeSnapshotInfo) bool { return i.SnapshotHandle == handle })
 }
 
-// withProblem returns a with a problem if it lacks snapshots of volumes, or in the list of the group. The group is not ready then.
-func (c *content) withProblem(a answer) answer {
-	if c.group && c.dynamic() && a.problem == nil && len(a.snapshots) < len(c.volumes) { // drivers may write IDs of volumes differently
-		a.ready = false
-		a.problem = fmt.Errorf("the driver returned a group with %d snapshots of %d volumes. Check it at the storage system",
-			len(a.snapshots), len(c.volumes))
-	}
-	var missing []string
-	for _, s := range c.known().snapshots {
-		if indexOf(a.snapshots, s.SnapshotHandle) < 0 {
-			missing = append(missing, s.SnapshotHandle)
-		}
-	}
-	if c.dynamic() && missing != nil {
-		a.ready = false
-		a.problem = fmt.Errorf("the driver returned the group without its snapshots %q. Check them at the storage system", missing)
-	}
-	return a
-}
-
 func sameInfo(a, b groupv1.VolumeSnapshotInfo) bool {
 	return a.VolumeHandle == b.VolumeHandle && a.SnapshotHandle == b.SnapshotHandle && ptr.Equal(a.CreationTime, b.CreationTime) &&
 		ptr.Equal(a.ReadyToUse, b.ReadyToUse) && ptr.Equal(a.RestoreSize, b.RestoreSize)
-}
-
-// decideWrite returns the step that writes last, an answer of the driver, or fail if it contradicts c.
-func (d driver) decideWrite(s state, last answer, fail func(error) step) step {
-	a := s.content.withProblem(last)
-	change, err := s.content.change(a, s.now)
-	if err == nil && s.other != nil && s.content.isNew() {
-		err = fmt.Errorf("the driver returned the %s %q of %s %q. Check both at the storage system",
-			s.content.noun, a.handle, s.other.kind.name, s.other.Name)
-	}
-	if err != nil {
-		return fail(unusable{err})
-	}
-	return step{action: doWriteAnswer, reason: "Answered", answer: &a, status: change}
-}
-
-// unusable is the error for a response that contradicts the status of this or another content, or that the API server cannot store. It
-// is not written to the status, which stays valid, and the driver is asked again.
-type unusable struct{ error }
-
-func (e unusable) Unwrap() error { return e.error }
-
-// askAgain drops a response that cannot be written. If it is that of a CreateSnapshot, the driver may also have another snapshot, for
-// which a deletion asks it again.
-func (l *loop) askAgain(uid types.UID) error {
-	l.remember(uid, func(m *memory) { m.answer = nil })
-	return l.happened(uid, intent.Lose, nil)
-}
-
-// endedBy reports whether err, with which a create call has failed, ends the wait for its outcome, and why the snapshot may
-// exist then. before is the entry before the call. Once a call of this process was indeterminate, only an error that excludes
-// the snapshot ends the wait, or one that would block a deletion for long: a lack of space, or a source that does not exist any
-// more. Whether a call of an earlier process was, is unknown: one repetition ends the wait.
-func (c *content) endedBy(before entry, err error, name string) (ended bool, remains string) {
-	final, why := csiclient.OutcomeOf(err) == csiclient.Final, ""
-	code := status.Code(err)
-	earlier := c.indeterminate(before)
-	switch {
-	case final && (!earlier || csiclient.ExcludesEarlier(err)):
-		return true, ""
-	case c.terminating() && c.forced(before):
-		why = fmt.Sprintf("annotation %s was removed", c.creating)
-	case final && (before.Payload.inherited || code == codes.ResourceExhausted || code == codes.NotFound):
-		why = "an earlier call may have succeeded"
-	default:
-		return false, ""
-	}
-	return true, fmt.Sprintf("%s is indeterminate (%v), and %s. Check the storage system for the %s %q, which may remain",
-		c.create, err, why, c.noun, name)
 }

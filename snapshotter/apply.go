@@ -54,6 +54,8 @@ func (l *loop) apply(ctx context.Context, s state, step step, r *reads) error {
 		return l.check(ctx, s)
 	case doWriteAnswer:
 		return l.writeAnswer(ctx, s, step)
+	case doAskAgain:
+		return l.askAgain(ctx, c, step.err)
 	case doEndCreation:
 		change := kube.MetadataPatch{RemoveAnnotations: []string{c.creating}, Tests: recordTest(c)}
 		_, err := l.objects.Patch(ctx, l.writer, c, change)
@@ -170,14 +172,11 @@ func (l *loop) writeAnswer(ctx context.Context, s state, step step) error {
 		if err != nil {
 			err = fmt.Errorf("error updating status for volume %s content %s: snapshot controller failed to update %s on API server: %w",
 				c.noun, c.Name, c.Name, err)
-			report, reason := doReportCheck, c.checked
-			if c.isNew() {
-				report, reason = doReportCreation, c.created
-			}
 			switch {
 			case kube.IsUnstorable(err):
-				return l.report(ctx, c, report, unusable{err})
+				return l.askAgain(ctx, c, err)
 			case kube.IsRefused(err):
+				reason, _ := c.failureWords(c.isNew())
 				l.eventOnce(c, "status", warning, reason, err.Error())
 			}
 			return err

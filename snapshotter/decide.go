@@ -85,6 +85,7 @@ const (
 	doCreate                 // CreateSnapshot
 	doCheck                  // GetSnapshot, ListSnapshots or GetVolumeGroupSnapshot
 	doWriteAnswer            // patch the status
+	doAskAgain               // drop a response that cannot be written, and send an event
 	doEndCreation            // remove the annotation volumesnapshot-being-created
 	doReadMembers            // GetVolumeGroupSnapshot, for the snapshots of a group that is deleted
 	doDelete                 // DeleteSnapshot
@@ -96,7 +97,7 @@ const (
 func (a action) String() string {
 	return [...]string{
 		"nothing", "report creation error", "report check error", "report deletion error", "settle", "announce", "read secret",
-		"read content", "read class", "record request", "create", "check", "write answer", "end creation", "read members",
+		"read content", "read class", "record request", "create", "check", "write answer", "ask again", "end creation", "read members",
 		"delete", "clear status", "remove finalizer",
 	}[a]
 }
@@ -106,7 +107,7 @@ type step struct {
 	action  action
 	reason  string
 	next    time.Time // of doNothing: when to decide again; zero: after an event
-	err     error     // of doReport…, and of doAnnounce instead of cause
+	err     error     // of doReport… and doAskAgain, and of doAnnounce instead of cause
 	cause   cause     // of doAnnounce, and of doReportDeletion if the deletion waits for it
 	secret  *corev1.SecretReference
 	report  action // of the reads: how an error is reported; doNothing: it is only returned
@@ -236,7 +237,7 @@ func (d driver) decideCreate(s state) step {
 	_, malformed := c.recordedRequest()
 	switch {
 	case s.call.State == intent.Answered:
-		return d.decideWrite(s, *s.call.Payload.answer, fail)
+		return s.decideWrite(*s.call.Payload.answer)
 	case malformed != nil && !slices.Contains(s.call.Payload.announced, malformedRecord):
 		return step{action: doAnnounce, reason: "MalformedRequest", err: malformed}
 	case !c.bound():

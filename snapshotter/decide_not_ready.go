@@ -11,7 +11,7 @@ func (d driver) decideNotReady(s state) step {
 	last := s.call.Payload.answer
 	switch {
 	case last != nil:
-		return d.decideWrite(s, *last, cannotCheck)
+		return s.decideWrite(*last)
 	case c.has(c.creating):
 		return step{action: doEndCreation, reason: "Created"}
 	case s.now.Before(s.call.Payload.nextCheck):
@@ -19,7 +19,7 @@ func (d driver) decideNotReady(s state) step {
 	}
 	replays := c.dynamic() && !c.member()
 	if !replays && !c.group && !d.listSnapshots && !d.getSnapshot {
-		return d.decideUnchecked(s)
+		return s.decideUnchecked()
 	}
 	secret, err := d.checkSecret(c, s.class)
 	if err != nil {
@@ -42,10 +42,10 @@ func cannotCheck(err error) step { return step{action: doReportCheck, reason: "C
 
 // decideUnchecked handles a content whose driver can report no state of existing snapshots. A
 // pre-provisioned snapshot counts as ready, and a member when its group is ready.
-func (d driver) decideUnchecked(s state) step {
+func (s state) decideUnchecked() step {
 	c := s.content
 	if c.member() && s.groupReady == groupNotReady {
 		return step{reason: "GroupNotReady"}
 	}
-	return d.decideWrite(s, answer{handle: c.namedHandle(), ready: true}, cannotCheck)
+	return s.decideWrite(answer{handle: c.namedHandle(), ready: true})
 }

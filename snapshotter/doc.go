@@ -30,8 +30,9 @@
 //     follows if it is refused;
 //   - ledger.go: the calls of the term;
 //   - decide.go: what a content without a snapshot gets, also when a call is recorded for the first time or was never sent;
-//   - answer.go: what follows from a response, and from a user who removes the annotation during the wait;
-//   - decide_repeat.go: the repetitions during a deletion;
+//   - decide_answer.go: what follows from a response, also from one that cannot be written, and from a user who removes the annotation
+//     during the wait;
+//   - decide_repeat.go: the repetitions during a deletion, also before DeleteSnapshot;
 //   - undo.go: the undo after the content was deleted, and what follows if it was given to another driver instead.
 //
 // # Loops

@@ -72,18 +72,8 @@ func (l *loop) report(ctx context.Context, c *content, kind action, err error) e
 	if newest, exists := l.objects.Newest(c); exists { // it may have changed during the RPC
 		c = newest
 	}
-	prefix, reason := "Failed to create "+c.noun+": ", c.created
-	if kind == doReportCheck {
-		prefix, reason = "Failed to check and update "+c.noun+" content: ", c.checked
-	}
+	reason, prefix := c.failureWords(kind == doReportCreation)
 	message := kube.Message(prefix + err.Error())
-	if _, is := errors.AsType[unusable](err); is {
-		if err := l.askAgain(c.UID); err != nil {
-			return err
-		}
-		l.event(c, warning, reason, message)
-		return err
-	}
 	now, id, m := time.Now(), kind.id(err), l.ledger.Get(c.UID).Payload
 	if c.terminating() && m.awaitsCheck(c) {
 		l.remember(c.UID, func(m *memory) { m.blocked = blockedError })
@@ -101,6 +91,14 @@ func (l *loop) report(ctx context.Context, c *content, kind action, err error) e
 	l.remember(c.UID, func(m *memory) { m.reported, m.reportedAt = id, now })
 	l.event(c, warning, reason, message)
 	return err
+}
+
+// failureWords returns the reason of an event about a failure of c, and the words with which its text begins.
+func (c *content) failureWords(creation bool) (reason, prefix string) {
+	if creation {
+		return c.created, "Failed to create " + c.noun + ": "
+	}
+	return c.checked, "Failed to check and update " + c.noun + " content: "
 }
 
 // announce sends an event about what a deletion waits for, once per cause.

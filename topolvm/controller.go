@@ -132,14 +132,16 @@ func (s *Service) withVolume(
 		return nil, status.Errorf(codes.InvalidArgument, "%s: the ID must not be empty. Check the volume handle", operation)
 	}
 	release, ok := s.idLocks.TryExclusive(id)
-	if !ok {
-		return nil, subject{lv: "with ID " + id}.errorf(codes.Aborted, "another call uses it. Repeat the call")
+	if ok {
+		defer release()
 	}
-	defer release()
 	return s.run(ctx, operation, func(ctx context.Context, k *call) (step, error) {
 		lv, err := k.find(ctx, id)
-		if err != nil {
+		switch {
+		case err != nil:
 			return step{}, err
+		case lv != nil && !ok: // a LogicalVolume that is gone needs no lock, which repeated calls about it may hold again and again
+			return subject{lv: "with ID " + id}.fail(codes.Aborted, "another call uses it. Repeat the call"), nil
 		}
 		return decide(k.state(lv)), nil
 	})

@@ -555,6 +555,25 @@ var deleteScenarios = []scenario{
 			f.untilDeleted("clone2")
 		}
 	}},
+	{"047_source_without_LogicalVolume", func(t *testing.T) { // calls that are repeated together do not keep each other from an end
+		f := start(t)
+		began, goOn, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		var first atomic.Bool
+		f.requests.intercept(func(r request) int {
+			if r.verb == http.MethodGet && r.resource == "logicalvolumes" && first.CompareAndSwap(false, true) {
+				close(began)
+				<-goOn
+			}
+			return 0
+		})
+		go func() { _, err := f.create("clone", f.class("thin"), fromVolume("gone")); done <- err }()
+		<-began
+		if err := f.delete("gone"); err != nil {
+			t.Error(err)
+		}
+		close(goOn)
+		f.fails(<-done, codes.NotFound, "gone")
+	}},
 }
 
 var expandScenarios = []scenario{

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -164,7 +165,7 @@ func TestFlagsOfTheSidecar(t *testing.T) {
 		"log-text-info-buffer-size": "0", "log-json-split-stream": "false", "log-json-info-buffer-size": "0",
 	} {
 		switch f := flags.Lookup(name); {
-		case f == nil || !strings.Contains(help, " --"+name+" "):
+		case f == nil || !regexp.MustCompile(" --"+name+`(\[=true\|false\])? `).MatchString(help):
 			t.Errorf("--%s is not there, or not in the help", name)
 		case f.DefValue != def:
 			t.Errorf("--%s is %q by default, want %q", name, f.DefValue, def)

@@ -186,7 +186,7 @@ func (r *collectorsOf) MustRegister(cs ...prometheus.Collector) {
 type description struct{ name, labels, help string }
 
 var descText = regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), ` +
-	`help: ("(?:[^"\\]|\\.)*"), constLabels: \{.*\}, variableLabels: \{(.*)\}\}$`)
+	`help: ("(?:[^"\\]|\\.)*"), unit: "[^"]*", constLabels: \{.*\}, variableLabels: \{(.*)\}\}$`)
 
 // described is what c says of its metrics, sorted by name.
 func described(t *testing.T, c prometheus.Collector) []description {

@@ -16,6 +16,9 @@ func WaitsForFirstConsumer(class *storagev1.StorageClass) bool {
 	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 }
 
+// AttributesClasses is the resource of VolumeAttributesClasses, which a cluster may not serve.
+var AttributesClasses = storagev1.SchemeGroupVersion.WithResource("volumeattributesclasses")
+
 const (
 	// AnnotationDefaultClass is "true" on the default StorageClass.
 	AnnotationDefaultClass = "storageclass.kubernetes.io/is-default-class"

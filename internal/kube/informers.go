@@ -44,9 +44,6 @@ const (
 	ByHandle = "handle"
 	// ByClaim maps keys of claims to pods that use them, also as generic ephemeral volumes.
 	ByClaim = "claim"
-	// ByNamespace maps namespaces to claims of all drivers. The informers of client-go have it by
-	// default.
-	ByNamespace = cache.NamespaceIndex
 )
 
 // Informers holds one informer per resource, which all controllers of the process share with its

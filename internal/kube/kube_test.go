@@ -114,6 +114,10 @@ func TestTrim(t *testing.T) {
 	claim := func(m metav1.ObjectMeta, spec corev1.PersistentVolumeClaimSpec) *corev1.PersistentVolumeClaim {
 		return &corev1.PersistentVolumeClaim{ObjectMeta: m, Spec: spec}
 	}
+	withHealth := func(pvc *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
+		pvc.Status.HealthStatus = &corev1.VolumeHealthStatus{HealthConditions: []corev1.VolumeHealthCondition{{Message: "m"}}}
+		return pvc
+	}
 	csiNode := func(m metav1.ObjectMeta, drivers ...storagev1.CSINodeDriver) *storagev1.CSINode {
 		return &storagev1.CSINode{ObjectMeta: m, Spec: storagev1.CSINodeSpec{Drivers: drivers}}
 	}
@@ -145,7 +149,7 @@ func TestTrim(t *testing.T) {
 			pv(stubbed, stubSpec, bound),
 		},
 		"volume of an in-tree plugin": {pv(with(nil), inTree, bound), pv(whole(nil), inTree, bound)},
-		"claim of the driver":         {claim(with(ours), fullSpec), claim(unlabeled(whole(ours)), fullSpec)},
+		"claim of the driver":         {withHealth(claim(with(ours), fullSpec)), claim(unlabeled(whole(ours)), fullSpec)},
 		"claim of another driver":     {claim(with(others), fullSpec), claim(stubbed, claimSpec)},
 		"pending claim of another driver": {
 			claim(deleted(with(nil)), pendingSpec), claim(deleted(stubbed), pendingSpec),
@@ -161,7 +165,10 @@ func TestTrim(t *testing.T) {
 			&storagev1.VolumeAttachment{ObjectMeta: stubbed, Spec: attachmentSpec},
 		},
 		"CSINode": {
-			csiNode(with(nil), storagev1.CSINodeDriver{Name: "other"}, storagev1.CSINodeDriver{Name: driver, NodeID: "i"}),
+			&storagev1.CSINode{
+				ObjectMeta: with(nil), Status: storagev1.CSINodeStatus{StorageHealth: []storagev1.StorageHealth{{Name: driver}}},
+				Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "other"}, {Name: driver, NodeID: "i"}}},
+			},
 			csiNode(whole(nil), storagev1.CSINodeDriver{Name: driver, NodeID: "i"}),
 		},
 		"Node": {

@@ -81,6 +81,7 @@ func trim(driver string, retained *RetainedFields) cache.TransformFunc {
 			return trimAttachment(driver, o), nil
 		case *storagev1.CSINode:
 			trimMeta(&o.ObjectMeta)
+			o.Status = storagev1.CSINodeStatus{}
 			o.Spec.Drivers = slices.DeleteFunc(o.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name != driver })
 			return o, nil
 		case *metav1.PartialObjectMetadata: // the topology of a Node is in its labels
@@ -164,6 +165,7 @@ func mayBelongTo(driver string, pv *corev1.PersistentVolume) bool {
 }
 
 func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *RetainedFields) *corev1.PersistentVolumeClaim {
+	pvc.Status.HealthStatus = nil
 	// An update that assigns a claim to driver contains the whole object. Until then, a stub is enough.
 	if ClaimHandledBy(driver, pvc) {
 		trimMeta(&pvc.ObjectMeta)

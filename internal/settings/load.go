@@ -205,7 +205,7 @@ func setTo(f *pflag.Flag, value any) error {
 	}
 	err = f.Value.Set(text)
 	switch kind {
-	case "bool", "int", "uint", "float64": // the error would not contain the value
+	case "bool", "int", "uint", "float64", "duration": // the error would not contain the value
 		if err != nil {
 			return fmt.Errorf("%s, got %#v", wanted[kind], value)
 		}
@@ -243,7 +243,7 @@ func textsOf(value any) ([]string, error) {
 // wanted describes the values of each type of flags.
 var wanted = map[string]string{
 	"bool": "must be true or false", "int": "must be a whole number", "uint": "must be a whole number", "float64": "must be a number",
-	"string": "must be text in quotes", "duration": "needs a unit, such as 30s",
+	"string": "must be text in quotes", "duration": "must be a time with a unit, such as 30s",
 }
 
 // textOf returns value as the text for a flag. It returns an error for a value that YAML has read as another type than the

@@ -22,7 +22,7 @@ var (
 	errMixedModes = errors.New("CSI does not support ReadOnlyMany and ReadWriteOnce on the same PersistentVolume")
 )
 
-// Capability returns the capability of an existing volume for calls of the controller service. fsType
+// Capability returns the capability of a volume for calls of the controller service. fsType
 // is the default file system; singleNodeMultiWriter is the capability of the driver.
 func Capability(spec *corev1.PersistentVolumeSpec, fsType string, singleNodeMultiWriter bool) (*csi.VolumeCapability, error) {
 	mode, err := AccessMode(spec.AccessModes, singleNodeMultiWriter)

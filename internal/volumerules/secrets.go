@@ -20,12 +20,16 @@ import (
 // ParameterPrefix begins the StorageClass parameters that are for the sidecars and not for the driver.
 const ParameterPrefix = "csi.storage.k8s.io/"
 
-// Annotations of a PersistentVolume that name the secret with which its volume is deleted.
+// Annotations of a PersistentVolume that name secrets.
 const (
 	// AnnDeletionSecretName is the name of the Secret for DeleteVolume, on a PV.
 	AnnDeletionSecretName = "volume.kubernetes.io/provisioner-deletion-secret-name"
 	// AnnDeletionSecretNamespace is the namespace of this Secret.
 	AnnDeletionSecretNamespace = "volume.kubernetes.io/provisioner-deletion-secret-namespace"
+	// AnnModifySecretName is the name of the Secret for ControllerModifyVolume, on a PV.
+	AnnModifySecretName = "volume.kubernetes.io/controller-modify-secret-name"
+	// AnnModifySecretNamespace is the namespace of this Secret.
+	AnnModifySecretNamespace = "volume.kubernetes.io/controller-modify-secret-namespace"
 )
 
 // Purpose is the use of a secret, as the StorageClass parameters spell it: NAME-secret-name and

@@ -593,6 +593,12 @@ func (d *driver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRe
 	if err != nil {
 		return nil, err
 	}
+	if r.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
+		if e.target != "" && e.target != r.GetTargetPath() {
+			return nil, status.Errorf(codes.FailedPrecondition, "volume %q is published at %s and has a single writer", e.ID, e.target)
+		}
+		e.target = r.GetTargetPath()
+	}
 	path := dataPath(d.cfg.root, e.ID)
 	if e.Block {
 		path += "/" + blockFile
@@ -618,13 +624,15 @@ func (d *driver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolu
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if _, err := d.find(r.GetVolumeId()); err != nil {
+	e, err := d.find(r.GetVolumeId())
+	if err != nil {
 		return nil, err
 	}
 	if d.cfg.mount {
 		if err := unmount(r.GetTargetPath()); err != nil {
 			return nil, status.Errorf(codes.Internal, "unmounting volume %q: %v", r.GetVolumeId(), err)
 		}
+		e.unpublished(r.GetTargetPath())
 		return &csi.NodeUnpublishVolumeResponse{}, nil
 	}
 	// Only a link is removed, never its target, nor a directory that the driver did not create.
@@ -633,5 +641,6 @@ func (d *driver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolu
 			return nil, status.Errorf(codes.Internal, "unpublishing volume %q: %v", r.GetVolumeId(), err)
 		}
 	}
+	e.unpublished(r.GetTargetPath())
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }

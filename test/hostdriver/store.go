@@ -35,6 +35,16 @@ type entry struct {
 	Number     int               `json:"number"`  // orders lists
 	// Published is the nodes that a volume is published to, read-only or not.
 	Published map[string]publication `json:"published,omitempty"`
+
+	// target is the path at which this process has published a volume with a single writer, or "".
+	target string
+}
+
+// unpublished forgets the only writer of e, if it was at target.
+func (e *entry) unpublished(target string) {
+	if e.target == target {
+		e.target = ""
+	}
 }
 
 type publication struct {

@@ -123,8 +123,6 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 func (s *simulation) executeLate(from *replica, r apiserver.Request) {
 	switch result := r.Execute(); {
 	case result.Object == nil:
-	case r.Resource == cluster.Claims && r.Verb == "patch" && s.driver == nil:
-		s.recordedLate(r)
 	case r.Resource == cluster.Claims && r.Verb == "patch":
 		s.recorded(from, r)
 	case isOf("nodecontroller", r):

@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -211,7 +212,8 @@ func (s *simulation) call(ctx context.Context, from *replica, method string, r a
 	switch lasts := err != nil && s.driver == nil; {
 	case lasts && s.unreachable(volumeOf(r)):
 		s.checker.calls.Add(-1)
-	case lasts && s.cluster.KeepsLogicalVolume(volumeOf(r)): // the claim is protected during the call
+	case lasts && (s.cluster.KeepsLogicalVolume(volumeOf(r)) || method == "CreateVolume" && s.refusedAgain(volumeOf(r))):
+		// The claim is protected during the call.
 		s.checker.calls.Add(-1)
 		s.checker.writes.Add(-2)
 	}
@@ -241,6 +243,18 @@ func (s *simulation) unreachable(handle string) bool {
 	return needed && slices.ContainsFunc(s.volumesWith(handle), func(pv *corev1.PersistentVolume) bool {
 		return s.cluster.Node(cluster.NodeOf(pv)) == nil
 	})
+}
+
+// longestBackOff is the --retry-interval-max of all processes.
+const longestBackOff = 8 * time.Second
+
+// refusedAgain reports whether a creation is refused after the longest back-off since the last refusal.
+func (s *simulation) refusedAgain(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last, now := s.checker.refused[name], time.Now()
+	s.checker.refused[name] = now
+	return !last.IsZero() && now.Sub(last) >= longestBackOff
 }
 
 // volumeOf returns the name or the ID of the volume or snapshot that a call is about, or the class and the node.

@@ -43,6 +43,7 @@ type checker struct {
 	// writes and calls are the numbers of the API requests that write something else than a Lease, and of the calls that
 	// change something at the driver.
 	writes, calls atomic.Int64
+	refused       map[string]time.Time // the last refusal of each CreateVolume by the service of TopoLVM
 	// released are the volumes that a replica has begun to release.
 	released map[string]bool
 	creates  createChecker
@@ -60,7 +61,7 @@ type protection struct {
 
 func newChecker() *checker {
 	return &checker{
-		read: newReads[*corev1.PersistentVolume](), volumes: map[string]*corev1.PersistentVolume{},
+		refused: map[string]time.Time{}, read: newReads[*corev1.PersistentVolume](), volumes: map[string]*corev1.PersistentVolume{},
 		renewed: map[string]time.Time{}, foreign: map[types.UID]protection{},
 		released: map[string]bool{},
 		creates:  newCreateChecker(), resizer: newResizeChecker(), taken: newSnapshotChecker(), nodes: newNodeChecker(),

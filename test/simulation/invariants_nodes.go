@@ -56,6 +56,7 @@ type reading struct {
 	number int
 	obj    runtime.Object // nil: there is none
 	users  []string       // of a list: the claims that pods use on each node, or the volumes that are attached
+	before *reading       // the read before it, which another deletion of the process may go by
 }
 
 // absence is a time without a Node and a CSINode.
@@ -94,7 +95,10 @@ func (s *simulation) nodeControllerReads(from *replica, r apiserver.Request, res
 		if c.reads[from] == nil {
 			c.reads[from] = map[string]reading{}
 		}
-		if key := readKey(r.Resource.Resource, r.Namespace, r.Name); c.reads[from][key].number < read.number {
+		key := readKey(r.Resource.Resource, r.Namespace, r.Name)
+		if last := c.reads[from][key]; last.number < read.number {
+			last.before = nil
+			read.before = &last
 			c.reads[from][key] = read
 		}
 	}
@@ -172,7 +176,11 @@ func (s *simulation) mayCleanUp(from *replica, r apiserver.Request) error {
 	if live.number < target.number || csi.number < target.number {
 		return fmt.Errorf("%s was not read after it", node)
 	}
-	return s.mayCleanUpAfter(node, live.obj, csi.obj)
+	err = s.mayCleanUpAfter(node, live.obj, csi.obj)
+	if before := live.before; err != nil && before != nil && before.number > target.number {
+		return s.mayCleanUpAfter(node, before.obj, csi.obj)
+	}
+	return err
 }
 
 // mayClean returns the PersistentVolume of obj, a claim or a PersistentVolume that was the read with that number, or an error if

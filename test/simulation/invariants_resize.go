@@ -51,20 +51,17 @@ func (s *simulation) claimOf(handle string) *corev1.PersistentVolumeClaim {
 // mayExpand returns an error unless the claim records the call.
 func (s *simulation) mayExpand(r *csi.ControllerExpandVolumeRequest) error {
 	size := r.GetCapacityRange().GetRequiredBytes()
-	repeated := false // a call without an effect, by a replica whose watch is late, or after a late write of an earlier leader
-	for _, pv := range s.volumesWith(r.GetVolumeId()) {
-		capacity := pv.Spec.Capacity[corev1.ResourceStorage]
-		repeated = repeated || capacity.Value() >= size
-	}
 	if claim := s.claimOf(r.GetVolumeId()); claim != nil {
 		allocated, status := claim.Status.AllocatedResources[corev1.ResourceStorage], cluster.ResizeStatus(claim)
-		if allocated.Value() != size || status != corev1.PersistentVolumeClaimControllerResizeInProgress && !repeated {
+		if allocated.Value() != size || status != corev1.PersistentVolumeClaimControllerResizeInProgress {
 			return fmt.Errorf("%d bytes are requested, and claim %s records %d with the status %q",
 				size, claim.Name, allocated.Value(), status)
 		}
 	}
-	if repeated {
-		return nil
+	for _, pv := range s.volumesWith(r.GetVolumeId()) {
+		if capacity := pv.Spec.Capacity[corev1.ResourceStorage]; capacity.Value() >= size {
+			return nil // a repeated call without an effect, by a replica whose watch is late
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,18 +101,6 @@ func (s *simulation) recorded(from *replica, r apiserver.Request) {
 	}
 	if m := claim.Status.ModifyVolumeStatus; m != nil && m.Status == corev1.PersistentVolumeClaimModifyVolumeInProgress {
 		check(s.checker.resizer.modifications, m.TargetVolumeAttributesClassName)
-	}
-}
-
-// recordedLate forgets the call whose size an earlier leader has overwritten late. Its successor repeats the call for the recorded size,
-// because it cannot know that TopoLVM had refused it: the node had too little space.
-func (s *simulation) recordedLate(r apiserver.Request) {
-	if claim, ok := s.api.Get(cluster.Claims, r.Namespace, r.Name).(*corev1.PersistentVolumeClaim); ok {
-		if pv, ok := s.api.Get(cluster.Volumes, "", claim.Spec.VolumeName).(*corev1.PersistentVolume); ok {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			delete(s.checker.resizer.expansions, pv.Spec.CSI.VolumeHandle)
-		}
 	}
 }
 

@@ -269,7 +269,7 @@ func (c scale) configuration() app.Config {
 			"--node-cleanup-qps=10")
 	}
 	args = append(args,
-		"--controllers="+strings.Join(roles, ","), "--worker-threads=3", "--retry-interval-max=8s",
+		"--controllers="+strings.Join(roles, ","), "--worker-threads=3", "--retry-interval-max="+longestBackOff.String(),
 		"--provisioning-protection="+c.protection, "--leader-election", "--leader-election-namespace=kube-system",
 		// Four times the default, so that renewals are a smaller part of each history.
 		"--leader-election-lease-duration=60s", fmt.Sprint("--leader-election-renew-deadline=", renewDeadline),

@@ -250,6 +250,10 @@ func stable(name string, value any) any {
 			}
 			value["name"] = fmt.Sprintf("%s(%d)", base, len(fmt.Sprint(value["name"]))-len(base))
 		}
+		// API servers before Kubernetes 1.37 have no status of CSINodes.
+		if status, ok := value["status"].(map[string]any); ok && value["kind"] == "CSINode" && len(status) == 0 {
+			delete(value, "status")
+		}
 		for k, v := range value {
 			if k != "managedFields" {
 				out[k] = stable(k, v)

@@ -40,7 +40,7 @@ var mutations = []mutation{
 		in("snapshotter", "content.calledBefore"), condition("policy", "VolumeSnapshotContentDelete"),
 		`c.policy == snapshotv1.DeletionPolicy("")`},
 	{"ignore-lost-publication", "A publication that ListVolumes does not show is repeated.",
-		in("attacher", "reconciler.enqueueDifferences"), condition("published", "attached", "needsRepublish"),
+		in("attacher", "term.enqueueDifferences"), condition("published", "attached", "needsRepublish"),
 		"published || !needsRepublish(s.attachment)"},
 	{"delete-in-any-phase", "DeleteVolume is called for Released volumes only.",
 		in("provisioner", "driver.decideVolume"), condition("Phase", "VolumeReleased"), never},
