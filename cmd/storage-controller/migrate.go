@@ -49,14 +49,15 @@ csi-attacher, csi-resizer and csi-snapshotter, of livenessprobe beside them, and
 topolvm-controller.
 
 It reads Deployments, StatefulSets and DaemonSets in YAML, and prints the same manifest
-with one container in place of these sidecars, with their flags, environment, mounts,
-ports, probes and resources. Other containers and documents, with their comments, are
-printed unchanged. Nothing is sent to a cluster.
+with one container in place of these sidecars. It has a section for each of them with
+its arguments, and their environment, mounts, ports, probes and resources. Other
+containers and documents, with their comments, are printed unchanged. Nothing is sent to
+a cluster.
 
-A report on stderr has each flag before and after, and notes: what you must do before the
+A report on stderr has the arguments that differ, and notes: what you must do before the
 rollout, what has changed its meaning, and information. The first two are also comments
-at the new container. Permissions, Services and monitors in the input are compared with
-what the new containers need.
+at the new container. Permissions in the input are compared with what the new containers
+need.
 
 Exit code: 1 nothing to replace, or the manifest cannot be read; it is printed only if
 something was replaced. 3 the report says what you must do before the rollout, such as
@@ -85,7 +86,7 @@ setting --image, adding permissions, or migrating a sidecar that was kept.`,
 	fs.StringVar(&o.Image, "image", "storage-controller:"+buildVersion(), "image of the new containers")
 	fs.BoolVar(&f.allInOne, "all-in-one", true, "one container that runs \"all\", or \"topolvm\", in each pod")
 	fs.BoolVar(&o.PerRole, "per-role", false, "one container for each sidecar, under its name")
-	fs.BoolVar(&o.Patched, "replace-patched", false, "also replace sidecars whose image tag has a suffix, such as v6.3.0-eksbuild.4: "+
+	fs.BoolVar(&o.Patched, "replace-patched", false, "also replace sidecars whose image tag has a suffix, such as v6.3.0_vmware.2: "+
 		"a patched sidecar may do what storage-controller does not")
 	fs.BoolVar(&f.diff, "diff", false, "print a unified diff instead of the new manifest")
 	fs.BoolVar(&f.printRBAC, "print-rbac", false, "print roles and bindings with the permissions that the ServiceAccount lacks, "+
@@ -171,32 +172,20 @@ func (f oneFile) Set(name string) error {
 
 // flagTables returns the flags that this program accepts.
 func flagTables(root *cobra.Command) migrate.Tables {
-	t := migrate.Tables{
-		Commands: map[string][]migrate.Flag{},
-		Gates:    settings.KnownGates(),
-		Accept:   acceptable,
-		Grants:   grantsOf,
+	t := migrate.Tables{Flags: map[string]map[string]migrate.Flag{}, Gates: settings.KnownGates(), Accept: acceptable, Grants: grantsOf}
+	sections := map[string]string{"topolvm": "topolvm"} // by their commands
+	for section, command := range aliases {
+		if section != topolvmController {
+			sections[command] = section
+		}
 	}
-	roles := roleCommands(programName)
 	for _, cmd := range root.Commands() {
-		if _, ok := roles[cmd.Name()]; !ok {
-			continue
-		}
+		flags := map[string]migrate.Flag{}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
-			t.Commands[cmd.Name()] = append(t.Commands[cmd.Name()], migrate.Flag{Name: f.Name, Default: f.DefValue,
-				Bare: f.NoOptDefVal != ""})
+			today, _ := app.Retired(f.Name)
+			flags[f.Name] = migrate.Flag{Bare: f.NoOptDefVal != "", Today: today}
 		})
-	}
-	for _, g := range app.All.Options().Roles() {
-		if g.Unused {
-			continue
-		}
-		r := migrate.Role{Name: g.Name}
-		g.Flags.VisitAll(func(f *pflag.Flag) {
-			r.Options = append(r.Options, f.Name)
-			r.Aliases = append(r.Aliases, f.Annotations["alias"]...)
-		})
-		t.Roles = append(t.Roles, r)
+		t.Flags[sections[cmd.Name()]] = flags
 	}
 	return t
 }

@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,8 +14,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	k8syaml "sigs.k8s.io/yaml"
+
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/app"
+	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
@@ -64,27 +71,25 @@ func TestMigrateCommand(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for mode, flag := range map[string]string{"all": "--all-in-one", "per-role": "--per-role"} {
-			t.Run(name+"/"+mode, func(t *testing.T) {
-				argv := []string{"storage-controller", "migrate", "-f", "-", "--image=storage-controller:dev", flag}
-				golden := filepath.Join(migrateTestdata, mode, strings.ReplaceAll(name, "/", "-"))
-				if !strings.Contains(name, "/") {
-					argv = append(argv, "--replace-patched")
-				}
-				code, stdout, stderr := runWithInput(t, input, argv...)
-				_, permissions, _ := runWithInput(t, input, append(argv, "--print-rbac")...)
-				expected := 0
-				if strings.Contains(stderr, "You must do, before the rollout") {
-					expected = exitFindings
-				}
-				if code != expected {
-					t.Fatalf("exit code %d: %s", code, stderr)
-				}
-				compareGolden(t, golden+".yaml", stdout)
-				compareGolden(t, golden+".notes", stderr)
-				compareGolden(t, golden+".rbac", permissions)
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			argv := []string{"storage-controller", "migrate", "-f", "-", "--image=storage-controller:dev"}
+			golden := filepath.Join(migrateTestdata, "all", strings.ReplaceAll(name, "/", "-"))
+			if !strings.Contains(name, "/") {
+				argv = append(argv, "--replace-patched")
+			}
+			code, stdout, stderr := runWithInput(t, input, argv...)
+			_, permissions, _ := runWithInput(t, input, append(argv, "--print-rbac")...)
+			expected := 0
+			if strings.Contains(stderr, "You must do, before the rollout") {
+				expected = exitFindings
+			}
+			if code != expected {
+				t.Fatalf("exit code %d: %s", code, stderr)
+			}
+			compareGolden(t, golden+".yaml", stdout)
+			compareGolden(t, golden+".notes", stderr)
+			compareGolden(t, golden+".rbac", permissions)
+		})
 	}
 }
 
@@ -132,6 +137,26 @@ func compareGolden(t *testing.T, file, have string) {
 	}
 }
 
+// eachMigrated runs test on the result for each manifest, with a container for all sidecars and with one for each.
+func eachMigrated(t *testing.T, test func(t *testing.T, input []byte, r migrate.Result)) {
+	for _, name := range manifests(t) {
+		for mode, perRole := range map[string]bool{"all": false, "per-role": true} {
+			t.Run(name+"/"+mode, func(t *testing.T) {
+				input, err := os.ReadFile(migrateTestdata + name + ".yaml")
+				if err != nil {
+					t.Fatal(err)
+				}
+				r, err := migrate.Run(input, migrate.Options{Image: "x", PerRole: perRole, Patched: !strings.Contains(name, "/"),
+					Tables: flagTables(newRoot("storage-controller"))})
+				if kept := name == "published/vsphere-super"; err != nil && !kept {
+					t.Fatal(err)
+				}
+				test(t, input, r)
+			})
+		}
+	}
+}
+
 // TestMigratedArguments: the program starts with what it has written into manifests, as
 // far as that is possible without a cluster.
 func TestMigratedArguments(t *testing.T) {
@@ -140,22 +165,147 @@ func TestMigratedArguments(t *testing.T) {
 	t.Setenv("NODE_NAME", "node")
 	t.Setenv("NAMESPACE", "namespace")
 	t.Setenv("POD_NAME", "pod")
-	for _, name := range manifests(t) {
-		for _, perRole := range []bool{false, true} {
-			input, err := os.ReadFile(migrateTestdata + name + ".yaml")
+	eachMigrated(t, func(t *testing.T, _ []byte, r migrate.Result) {
+		for _, args := range r.Commands {
+			if args[0] != "livenessprobe" { // which needs no API server
+				startsWith(t, t.Name(), args, nowhere)
+			}
+		}
+	})
+}
+
+// TestSectionsMeanWhatTheImagesMeant compares the settings of each section of a migrated container with those of the image that it
+// replaces, which has the arguments and the environment of the sidecar and the flags that the report says were appended.
+func TestSectionsMeanWhatTheImagesMeant(t *testing.T) {
+	compared := 0
+	eachMigrated(t, func(t *testing.T, input []byte, r migrate.Result) {
+		before, after := containersOf(t, input), containersOf(t, r.Manifest)
+		for _, replacement := range r.Replacements {
+			now := argumentsIn(after[replacement.Object+"/"+replacement.Container])
+			if now[0] != "all" {
+				continue
+			}
+			all, err := configOf(now)
 			if err != nil {
-				t.Fatal(err)
+				t.Fatalf("%q: %v", now, err)
 			}
-			r, err := migrate.Run(input, migrate.Options{Image: "x", PerRole: perRole, Patched: !strings.Contains(name, "/"),
-				Tables: flagTables(newRoot("storage-controller"))})
-			if kept := name == "published/vsphere-super"; err != nil && !kept {
-				t.Fatal(err)
+			for _, s := range replacement.Sidecars {
+				c := before[replacement.Object+"/"+s.Name]
+				program := migrate.Sidecar(c.Name, c.Image, c.Args)
+				if len(c.Command) > 0 {
+					program = filepath.Base(c.Command[0])
+				}
+				old, err := optionsOf(program, slices.Concat(argumentsIn(c), s.Appended))
+				if err != nil {
+					t.Fatalf("%s: %v", s.Name, err)
+				}
+				moved := strings.Contains(fmt.Sprint(s.Changed, s.Appended), "csi-address")
+				for _, g := range old {
+					if g.Unused {
+						continue
+					}
+					compared += sameOptions(t, s.Name, program, g, all.Groups, moved)
+				}
 			}
-			for _, args := range r.Commands {
-				startsWith(t, name, args, nowhere)
+		}
+	})
+	if compared < 1000 {
+		t.Errorf("only %d options were compared", compared)
+	}
+}
+
+// sameOptions expects that the options in g of the image of a program are also those in groups. It returns their number.
+func sameOptions(t *testing.T, sidecar, program string, g settings.Group, groups []settings.Group, moved bool) int {
+	name := g.Name
+	if program == "livenessprobe" {
+		name = program
+	}
+	i := slices.IndexFunc(groups, func(other settings.Group) bool { return other.Name == name })
+	number := 0
+	g.Flags.VisitAll(func(f *pflag.Flag) {
+		other := groups[i].Flags.Lookup(f.Name)
+		process := name == "" || other == nil // for all sections: of the logs, and the last four below
+		have, want := "", f.Value.String()
+		if other != nil {
+			have = other.Value.String()
+		}
+		if f.Name == "csi-address" {
+			have, want = strings.TrimPrefix(have, "unix://"), strings.TrimPrefix(want, "unix://")
+			process = moved
+		}
+		if !process && have != want {
+			t.Errorf("--%s of the section of %s is %q, that of the image %q", f.Name, sidecar, have, want)
+		}
+		number++
+	})
+	return number
+}
+
+// optionsOf returns the options of the image of a program with args.
+func optionsOf(program string, args []string) ([]settings.Group, error) {
+	root := newRoot(program)
+	cmd, rest, err := root.Find(arguments(root, program, args))
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.ParseFlags(rest); err != nil {
+		return nil, err
+	}
+	if program == "livenessprobe" {
+		l, err := app.ReadLivenessprobe(cmd.Flags())
+		if err != nil {
+			return nil, err
+		}
+		return l.Groups, nil
+	}
+	c, err := roleCommands(program)[cmd.Name()].Read(cmd.Flags(), "")
+	return c.Groups, err
+}
+
+// argumentsIn returns the arguments of c with the variables that have a value.
+func argumentsIn(c corev1.Container) []string {
+	env := map[string]string{}
+	for _, v := range c.Env {
+		if v.ValueFrom == nil {
+			env[v.Name] = migrate.Expand(v.Value, env)
+		}
+	}
+	args := slices.Clone(c.Args)
+	if len(c.Command) > 0 {
+		args = slices.Concat(c.Command[1:], c.Args)
+	}
+	for i, arg := range args {
+		args[i] = strings.ReplaceAll(migrate.Expand(arg, env), "${LOG_LEVEL}", "2")
+	}
+	return args
+}
+
+// containersOf returns the containers of a stream by kind, name of the object, and name.
+func containersOf(t *testing.T, stream []byte) map[string]corev1.Container {
+	t.Helper()
+	type object struct {
+		Kind     string            `json:"kind"`
+		Metadata metav1.ObjectMeta `json:"metadata"`
+		Spec     struct {
+			Template corev1.PodTemplateSpec `json:"template"`
+		} `json:"spec"`
+	}
+	all := map[string]corev1.Container{}
+	for doc := range strings.SplitSeq("\n"+string(stream), "\n---") {
+		var list struct {
+			object
+			Items []object `json:"items"`
+		}
+		if err := k8syaml.Unmarshal([]byte(doc), &list); err != nil {
+			continue // of another kind
+		}
+		for _, o := range append(list.Items, list.object) {
+			for _, c := range slices.Concat(o.Spec.Template.Spec.InitContainers, o.Spec.Template.Spec.Containers) {
+				all[o.Kind+" "+o.Metadata.Name+"/"+c.Name] = c
 			}
 		}
 	}
+	return all
 }
 
 func startsWith(t *testing.T, name string, args []string, nowhere string) {
@@ -205,8 +355,8 @@ func TestMigrateUsage(t *testing.T) {
 		"two outputs":           {[]string{"-f", deployment, "--diff", "--print-rbac"}, 2, "", "only one of them"},
 		"image":                 {[]string{"-f", deployment, "--image=a/b:c"}, 3, "image: a/b:c\n", ""},
 		"image of this version": {[]string{"-f", deployment}, 3, "image: storage-controller:" + buildVersion() + "\n", "Set --image"},
-		"one dash":              {[]string{"-filename", deployment, "-per-role"}, 3, "- provision\n", ""},
-		"not all in one":        {[]string{"-f", deployment, "--all-in-one=false"}, 3, "- provision\n", ""},
+		"one dash":              {[]string{"-filename", deployment, "-per-role"}, 3, "- name: csi-provisioner\n", ""},
+		"not all in one":        {[]string{"-f", deployment, "--all-in-one=false"}, 3, "- name: csi-provisioner\n", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, stderr := output(t, append([]string{"storage-controller", "migrate"}, tt.args...)...)

@@ -209,7 +209,11 @@ func migratesChart(t *testing.T, manifest string) {
 		t.Fatalf("the containers are %v", pod.Containers)
 	}
 	c, old := pod.Containers[0], before.Containers[0]
-	if len(c.Ports) != 4 || fmt.Sprint(c.Ports) != fmt.Sprint(old.Ports) || fmt.Sprint(c.LivenessProbe) != fmt.Sprint(old.LivenessProbe) ||
+	ports := slices.Clone(old.Ports)
+	for _, sidecar := range before.Containers[1:] { // at their own addresses
+		ports = append(ports, sidecar.Ports...)
+	}
+	if len(old.Ports) != 4 || fmt.Sprint(c.Ports) != fmt.Sprint(ports) || fmt.Sprint(c.LivenessProbe) != fmt.Sprint(old.LivenessProbe) ||
 		fmt.Sprint(c.ReadinessProbe) != fmt.Sprint(old.ReadinessProbe) || fmt.Sprint(c.VolumeMounts) != fmt.Sprint(old.VolumeMounts) {
 		t.Errorf("ports %v, probes %v and %v, mounts %v", c.Ports, c.LivenessProbe, c.ReadinessProbe, c.VolumeMounts)
 	}

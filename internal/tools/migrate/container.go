@@ -13,27 +13,33 @@ import (
 // container returns the new container. Its keys are in the order of the first source.
 func (g *group) container() *yaml.Node {
 	for _, s := range g.sources {
-		s.prepare(g)
+		if s.kind == topolvm {
+			s.prepareTopolvm(g)
+		} else {
+			s.writeDefaults(g)
+		}
 	}
 	env := g.environment()
-	args, known := g.arguments()
-	g.known = known
-	g.m.commands = append(g.m.commands, known)
-	g.m.replacements = append(g.m.replacements, replacementOf(g, g.after))
+	args := g.arguments
+	if g.serves {
+		args = g.topolvmArguments
+	} else {
+		for _, s := range g.sources {
+			s.setAddress(g.sources[0])
+		}
+	}
+	values := map[string]*yaml.Node{"args": sequence(args()...), "env": list(env)}
+	g.m.commands = append(g.m.commands, g.known)
+	g.m.replacements = append(g.m.replacements, replacementOf(g))
 	if accept := g.m.Tables.Accept; accept != nil {
-		if err := accept(slices.DeleteFunc(slices.Clone(known), hasReference), variablesOf(g, env)); err != nil {
+		if err := accept(slices.DeleteFunc(slices.Clone(g.known), hasReference), variablesOf(g, env)); err != nil {
 			g.must("storage-controller does not accept these arguments: %s. Correct them", strings.ReplaceAll(err.Error(), "\n", "; "))
 		}
 	}
 	c := mapping(scalar("name"), scalar(g.name), scalar("image"), scalar(g.m.Image))
 	for _, key := range g.keys() {
-		var v *yaml.Node
-		switch key.Value {
-		case "args":
-			v = sequence(args...)
-		case "env":
-			v = list(env)
-		default:
+		v, done := values[key.Value]
+		if !done {
 			v = g.value(key.Value)
 		}
 		if v != nil {
@@ -41,8 +47,7 @@ func (g *group) container() *yaml.Node {
 		}
 	}
 	addRunAsUser(g, c)
-	ports{g}.noteMoved()
-	remarks{g}.add(env)
+	remarks{g}.add(values["args"], env)
 	return c
 }
 
@@ -94,13 +99,13 @@ func (g *group) value(key string) *yaml.Node {
 	case "volumeMounts":
 		return list(g.mounts())
 	case "ports":
-		return list(ports{g}.list())
+		return list(g.ports())
 	case "resources":
 		return g.resources()
 	case "securityContext":
 		return g.securityContext()
 	case "livenessProbe", "readinessProbe", "startupProbe":
-		return ports{g}.probe(key)
+		return g.probe(key)
 	case "envFrom", "volumeDevices":
 		return list(g.joined(key))
 	case "lifecycle":
@@ -152,14 +157,14 @@ func (g *group) joined(path ...string) []*yaml.Node {
 	return all
 }
 
-// mounts returns the mounts of all sources; the volume of the socket is mounted once.
+// mounts returns the mounts of all sources. The roles share the path of the socket in the first container.
 func (g *group) mounts() []*yaml.Node {
 	var all []*yaml.Node
 	for i, s := range g.sources {
 		for _, m := range items(get(s.node, "volumeMounts")) {
 			path := text(get(m, "mountPath"))
-			if i > 0 && m == s.socketMount() && !s.refersTo(path) {
-				continue // --csi-address has the path of the first container
+			if i > 0 && s.kind != livenessprobe && m == s.mount && !s.refersTo(path) {
+				continue
 			}
 			if !slices.ContainsFunc(all, func(have *yaml.Node) bool { return text(get(have, "mountPath")) == path }) {
 				all = append(all, m)
@@ -179,54 +184,82 @@ func (s *source) refersTo(dir string) bool {
 // variablesRead are the variables that storage-controller reads.
 var variablesRead = []string{"KUBECONFIG", "NAMESPACE", "NODE_NAME", "POD_NAME", "POD_NAMESPACE", legacyVariable}
 
-// environment returns the variables of all sources. If two sources have different values for a
-// variable, it renames the variable of the second one, and the references in its flags.
+// environment returns the variables of all sources, and sets their variables that have another value in the new container.
 func (g *group) environment() []*yaml.Node {
 	var all []*yaml.Node
-	for i, s := range g.sources {
+	first := map[string]*source{} // that have a variable
+	for _, s := range g.sources {
 		for _, e := range items(get(s.node, "env")) {
 			name := text(get(e, "name"))
-			if s.kind == livenessprobe && !s.references(name, false) {
-				continue
-			}
-			same := slices.IndexFunc(all, func(have *yaml.Node) bool { return text(get(have, "name")) == name })
 			switch {
-			case same < 0:
+			case first[name] == nil:
+				first[name] = s
 				all = append(all, e)
-			case sameValue(all[same], e):
-			case slices.Contains(variablesRead, name), !s.references(name, true):
+			case sameVariable(first[name], s, name):
+			case s.references(name):
+				s.differing[name] = text(get(e, "value"))
+			default:
 				g.changed("the variable %s of %s was dropped: another container has a different value", name, s.name)
-			case s.references(name, i == 0):
-				own := strings.ToUpper(s.roles[0]) + "_" + name
-				e = resolved(e)
-				set(e, "name", scalar(own))
-				all = append(all, e)
-				s.renameVariable(name, own)
 			}
 		}
 	}
 	return g.withPodName(all)
 }
 
-// references reports whether a flag refers to a variable. --csi-address counts only for the
-// first source, because its path is used for all.
-func (s *source) references(name string, first bool) bool {
-	return slices.ContainsFunc(s.flags, func(f setting) bool {
-		return (first || f.name != "csi-address") && strings.Contains(f.value, "$("+name+")")
-	})
-}
-
-func (s *source) renameVariable(from, to string) {
-	for i := range s.flags {
-		f := &s.flags[i]
-		f.value = strings.ReplaceAll(f.value, "$("+from+")", "$("+to+")")
-		f.expanded = strings.ReplaceAll(f.expanded, "$("+from+")", "$("+to+")")
-	}
+// variable returns the variable of s called name, nil for none.
+func (s *source) variable(name string) *yaml.Node {
 	for _, e := range items(get(s.node, "env")) {
-		if v := get(e, "value"); v != nil {
-			v.Value = strings.ReplaceAll(v.Value, "$("+from+")", "$("+to+")")
+		if text(get(e, "name")) == name {
+			return e
 		}
 	}
+	return nil
+}
+
+// sameVariable reports whether a variable has the same value in two sources that have it.
+func sameVariable(a, b *source, name string) bool {
+	x, y := a.variable(name), b.variable(name)
+	if get(x, "valueFrom") == nil && get(y, "valueFrom") == nil {
+		return a.env[name] == b.env[name]
+	}
+	return sameValue(x, y)
+}
+
+// variableConflict returns a variable whose value in b can neither be that of a nor be written into the arguments of b, or "".
+func variableConflict(a, b *source) string {
+	for _, e := range items(get(b.node, "env")) {
+		name := text(get(e, "name"))
+		read := slices.Contains(variablesRead, name)
+		switch {
+		case a.variable(name) == nil: // a reference to it may be to one of envFrom
+			if !read && a.references(name) {
+				return name
+			}
+		case !sameVariable(a, b, name) && (read || get(e, "valueFrom") != nil && b.references(name)):
+			return name
+		}
+	}
+	for _, e := range items(get(a.node, "env")) {
+		name := text(get(e, "name"))
+		if b.variable(name) == nil && !slices.Contains(variablesRead, name) && b.references(name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// references reports whether an argument or a variable of s refers to a variable.
+func (s *source) references(name string) bool {
+	values := argumentsOf(s.node)
+	for _, e := range items(get(s.node, "env")) {
+		values = append(values, get(e, "value"))
+	}
+	return refers(values, name)
+}
+
+// refers reports whether one of values refers to a variable.
+func refers(values []*yaml.Node, name string) bool {
+	return slices.ContainsFunc(values, func(value *yaml.Node) bool { return strings.Contains(text(value), "$("+name+")") })
 }
 
 // withPodName adds POD_NAME, the holder identity of a Lease, if the host name does not
@@ -243,5 +276,5 @@ func (g *group) withPodName(env []*yaml.Node) []*yaml.Node {
 
 // elects reports whether the new container uses leader election.
 func (g *group) elects() bool {
-	return slices.ContainsFunc(g.sources, func(s *source) bool { return s.on(g.m.Tables, "leader-election") })
+	return slices.ContainsFunc(g.sources, func(s *source) bool { return s.on("leader-election") })
 }

@@ -27,24 +27,20 @@ const (
 
 var kinds = []kind{csiProvisioner, csiAttacher, csiResizer, csiSnapshotter, topolvm}
 
-// commands are the subcommands with the flags of each kind.
-var commands = map[kind]string{csiProvisioner: "provision", csiAttacher: "attach", csiResizer: "resize", csiSnapshotter: "snapshot",
-	topolvm: "topolvm"}
-
-// roles are the roles of "all" that do the work of each kind.
-var roles = map[kind]string{csiProvisioner: "provisioner", csiAttacher: "attacher", csiResizer: "resizer", csiSnapshotter: "snapshotter",
-	topolvm: "nodecontroller", livenessprobe: string(livenessprobe)} // the last one only as the prefix of its variables
-
 // source is a container to be replaced.
 type source struct {
-	kind   kind
-	index  int        // in its list
-	name   string     // of the container
-	node   *yaml.Node // without anchors
-	flags  []setting
-	before []setting // the flags in the manifest
-	roles  []string
-	env    map[string]string // the variables with a value in the manifest
+	kind  kind
+	index int        // in its list
+	name  string     // of the container
+	node  *yaml.Node // without anchors
+	flags []setting
+	env   map[string]string // the variables with a value in the manifest
+
+	differing map[string]string // the values, as in the manifest, of variables that have another value in the new container
+	mount     *yaml.Node        // that contains the socket, nil for none
+	moved     string            // path of the socket in the new container, "" if it is the same
+	appended  []setting         // flags that the manifest does not have
+	literals  []FlagChange
 }
 
 // kindOf returns the program of a container, "" for a container to keep.
@@ -140,7 +136,8 @@ func argumentsOf(c *yaml.Node) []*yaml.Node {
 	return slices.Concat(argv, items(get(c, "args")))
 }
 
-var subcommands = []string{"all", "provision", "attach", "capacity", "resize", "snapshot", "nodecontroller", "topolvm"}
+var subcommands = []string{"all", "provision", "attach", "capacity", "resize", "snapshot", "nodecontroller", "topolvm",
+	string(livenessprobe)}
 
 // runsStorageController reports whether a container runs this program already.
 func runsStorageController(c *yaml.Node, argv []*yaml.Node) bool {

@@ -19,18 +19,14 @@ import (
 // group holds the sources that one new container replaces.
 type group struct {
 	sources []*source
-	command string // its subcommand
+	serves  bool   // the new container runs the command topolvm, which serves the driver
 	name    string // of the new container
 	object  workload
-	others  []*yaml.Node // containers of the list that are kept
 	m       *migration
 
 	node     *yaml.Node // the new container
 	comments []string   // above it
-	after    []setting  // its flags
 	known    []string   // its command line with expanded variables
-
-	attributes bool // a sidecar ignored VolumeAttributesClasses by default
 }
 
 // replaceContainers adds the replacements in one list of containers to e, and returns their groups.
@@ -120,7 +116,7 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 				"Call %s without %s and migrate again", name, wrapper, program, program, wrapper)
 			continue
 		}
-		s := &source{kind: kindOf(c), index: i, name: name, node: c, env: environment(c)}
+		s := &source{kind: kindOf(c), index: i, name: name, node: c, env: environment(c), differing: map[string]string{}}
 		if s.kind == "" {
 			if looksLikeSidecar(c) {
 				m.note(Information, w.name, "", "container %s was kept: the name of its image is not that of a known sidecar. "+
@@ -128,30 +124,74 @@ func (m *migration) sources(w workload, list *yaml.Node) []*source {
 			}
 			continue
 		}
-		rest := s.readFlags(m.Tables)
-		if why := m.whyPatched(s); why != "" {
+		unknown := s.readFlags(m.Tables)
+		s.mount = mountOf(c, s.address())
+		if why := m.whyPatched(s, unknown); why != "" {
 			m.note(Required, w.name, "", "container %s was kept: %s", name, why)
 			continue
-		}
-		if s.kind != livenessprobe && m.Tables.Commands[commands[s.kind]] == nil {
-			m.note(Information, w.name, "", "container %s was kept: this version of storage-controller does not replace %s", name, s.kind)
-			continue
-		}
-		for _, arg := range rest {
-			m.note(Information, w.name, "", "the argument %q of %s was dropped: it is not a flag", arg, name)
 		}
 		sources = append(sources, s)
 	}
 	return sources
 }
 
-// groups assigns each source to the first group without a conflict.
+// groups assigns each source to the first group without a conflict, or to one of its own with PerRole. A livenessprobe is replaced
+// beside a sidecar with the same socket.
 func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*group {
-	var groups []*group
 	isProbe := func(s *source) bool { return s.kind == livenessprobe }
-	probes := slices.DeleteFunc(slices.Clone(sources), func(s *source) bool { return !isProbe(s) })
-	sources = slices.DeleteFunc(slices.Clone(sources), isProbe)
-	kept := keptContainers(list, sources)
+	sidecars := slices.DeleteFunc(slices.Clone(sources), isProbe)
+	kept := keptContainers(list, sidecars)
+	taken := m.takenNames(w, list, kept)
+	several := slices.ContainsFunc(sidecars, func(s *source) bool { return s.socket() != sidecars[0].socket() })
+	var groups []*group
+	add := func(s *source, reasons []string) {
+		g := &group{object: w, m: m, name: m.containerName(s, driverOf(s, kept, several), taken)}
+		g.add(s)
+		taken = append(taken, g.name)
+		m.named[w.pod] = append(m.named[w.pod], g.name)
+		if len(reasons) > 0 && !m.PerRole {
+			g.info("%s has its own container: %s", s.name, strings.Join(slices.Compact(reasons), "; "))
+		}
+		groups = append(groups, g)
+	}
+	for _, s := range sidecars {
+		if g, reasons := m.groupFor(s, groups); g != nil {
+			g.add(s)
+		} else {
+			add(s, reasons)
+		}
+	}
+	for _, s := range sources {
+		besideOne := slices.ContainsFunc(groups, func(g *group) bool { return g.sources[0].socket() == s.socket() })
+		if !isProbe(s) || !besideOne {
+			continue
+		}
+		if g, _ := m.groupFor(s, groups); g != nil {
+			g.add(s)
+		} else if m.PerRole {
+			add(s, nil)
+		}
+	}
+	return groups
+}
+
+// groupFor returns the first of groups that s can join. If it is nil, reasons has the conflicts.
+func (m *migration) groupFor(s *source, groups []*group) (_ *group, reasons []string) {
+	if m.PerRole {
+		return nil, nil
+	}
+	for _, g := range groups {
+		reason := g.conflict(s)
+		if reason == "" {
+			return g, nil
+		}
+		reasons = append(reasons, reason)
+	}
+	return nil, reasons
+}
+
+// takenNames returns the names of the containers of w that are not replaced, and of the new ones. kept are those of list.
+func (m *migration) takenNames(w workload, list *yaml.Node, kept []*yaml.Node) []string {
 	taken := slices.Clone(m.named[w.pod])
 	for _, key := range []string{"initContainers", "containers"} {
 		containers := kept
@@ -162,41 +202,7 @@ func (m *migration) groups(w workload, list *yaml.Node, sources []*source) []*gr
 			taken = append(taken, text(get(c, "name")))
 		}
 	}
-	several := slices.ContainsFunc(sources, func(s *source) bool { return s.socket() != sources[0].socket() })
-	for _, s := range sources {
-		var reasons []string
-		i := slices.IndexFunc(groups, func(g *group) bool {
-			reason := g.conflict(s)
-			if reason != "" {
-				reasons = append(reasons, reason)
-			}
-			return reason == "" && !m.PerRole
-		})
-		if i >= 0 {
-			groups[i].add(s)
-			continue
-		}
-		g := &group{command: "all", object: w, m: m}
-		g.add(s)
-		g.name = m.containerName(s, driverOf(s, kept, several), taken)
-		taken = append(taken, g.name)
-		m.named[w.pod] = append(m.named[w.pod], g.name)
-		if m.PerRole {
-			g.command = commands[s.kind]
-		} else if len(reasons) > 0 {
-			g.info("%s has its own container: %s", s.name, strings.Join(slices.Compact(reasons), "; "))
-		}
-		groups = append(groups, g)
-	}
-	for _, s := range probes {
-		if addHealthCheck(groups, s) {
-			sources = append(sources, s)
-		}
-	}
-	for _, g := range groups {
-		g.others = keptContainers(list, sources)
-	}
-	return groups
+	return taken
 }
 
 // keptContainers returns the containers of a list that are not replaced.
@@ -213,12 +219,12 @@ func keptContainers(list *yaml.Node, sources []*source) []*yaml.Node {
 // containerName returns the name of a new container, with that of its driver if the pod has several. With PerRole names do
 // not change, so that references to them still work.
 func (m *migration) containerName(s *source, driver string, taken []string) string {
-	candidates := []string{"storage-controller", "storage-controller-" + commands[s.kind]}
+	if m.PerRole {
+		return s.name
+	}
+	candidates := []string{"storage-controller", "storage-controller-" + strings.TrimPrefix(s.kind.command(), "csi-")}
 	if driver != "" {
 		candidates[0] = "storage-controller-" + driver
-	}
-	if m.PerRole {
-		candidates = []string{s.name}
 	}
 	for _, name := range candidates {
 		if !slices.Contains(taken, name) {
@@ -243,7 +249,6 @@ func (g *group) conflict(s *source) string {
 }
 
 func (g *group) conflictOf(a, b *source) string {
-	t := g.m.Tables
 	if a.socket() != b.socket() {
 		return fmt.Sprintf("its socket (%s) differs from that of %s (%s)", b.address(), a.name, a.address())
 	}
@@ -253,22 +258,36 @@ func (g *group) conflictOf(a, b *source) string {
 	case a.kind == topolvm && b.kind == csiAttacher, a.kind == csiAttacher && b.kind == topolvm:
 		return "the command topolvm has no attacher"
 	}
-	for _, name := range []string{"kubeconfig", "master"} {
-		if a.get(t, name) != b.get(t, name) {
-			return fmt.Sprintf("its --%s differs from that of %s", name, a.name)
-		}
-	}
-	if a.on(t, "node-deployment") != b.on(t, "node-deployment") {
-		return "only one of them is distributed (--node-deployment)"
-	}
-	if x, y := g.leaseNamespace(a), g.leaseNamespace(b); x != y && x != "" && y != "" {
-		return fmt.Sprintf("its Lease is in another namespace than that of %s", a.name)
-	}
 	if at := mountConflict(a, b); at != "" {
 		return fmt.Sprintf("it mounts another volume at %s than %s", at, a.name)
 	}
+	if name := variableConflict(a, b); name != "" {
+		return fmt.Sprintf("its variable %s differs from that of %s", name, a.name)
+	}
+	for _, name := range ofProcess {
+		x, inA := a.lookup(name)
+		y, inB := b.lookup(name)
+		if inA && inB && x.expanded != y.expanded {
+			return fmt.Sprintf("its --%s differs from that of %s", name, a.name)
+		}
+	}
+	if a.kind == livenessprobe || b.kind == livenessprobe {
+		return ""
+	}
+	for _, name := range []string{"kubeconfig", "master"} {
+		if a.get(name) != b.get(name) {
+			return fmt.Sprintf("its --%s differs from that of %s", name, a.name)
+		}
+	}
+	if a.on("node-deployment") != b.on("node-deployment") {
+		return "only one of them is distributed (--node-deployment)"
+	}
 	return ""
 }
+
+// ofProcess are the options on which the sections that set them must agree.
+var ofProcess = []string{"logging-format", "log-text-split-stream", "log-text-info-buffer-size", "log-json-split-stream",
+	"log-json-info-buffer-size", "exit-on-connection-loss"}
 
 // mountConflict returns a path at which a and b mount different volumes, or "".
 func mountConflict(a, b *source) string {
@@ -286,27 +305,13 @@ func sameSource(a, b *yaml.Node) bool {
 	return text(get(a, "name")) == text(get(b, "name")) && text(get(a, "subPath")) == text(get(b, "subPath"))
 }
 
-// leaseNamespace returns the namespace of the Lease of s: "pod" for the namespace of its pod, ""
-// without leader election.
-func (g *group) leaseNamespace(s *source) string {
-	if !s.on(g.m.Tables, "leader-election") {
-		return ""
-	}
-	ns := cmp.Or(s.get(g.m.Tables, "leader-election-namespace"), s.env["POD_NAMESPACE"])
-	if ns == "" || ns == "$(metadata.namespace)" || ns == text(get(g.object.node, "metadata", "namespace")) {
-		return "pod"
-	}
-	return ns
-}
-
 // address returns the path of the socket in the container.
 func (s *source) address() string {
 	name, byDefault := "csi-address", "/run/csi/socket"
 	if s.kind == topolvm {
 		name, byDefault = "csi-socket", "/run/topolvm/csi-topolvm.sock"
 	}
-	f, _ := s.lookup(name)
-	return path.Clean("/" + strings.TrimLeft(strings.TrimPrefix(cmp.Or(f.expanded, byDefault), "unix:"), "/"))
+	return path.Clean("/" + strings.TrimLeft(strings.TrimPrefix(cmp.Or(s.get(name), byDefault), "unix:"), "/"))
 }
 
 // socket identifies the socket by its volume, which containers may mount at different paths.
@@ -323,9 +328,6 @@ func socketAt(container *yaml.Node, address string) string {
 	inVolume := strings.TrimPrefix(address, path.Clean(text(get(mount, "mountPath"))))
 	return text(get(mount, "name")) + ":" + path.Join(text(get(mount, "subPath")), inVolume)
 }
-
-// socketMount returns the mount that contains the socket, nil for none.
-func (s *source) socketMount() *yaml.Node { return mountOf(s.node, s.address()) }
 
 // mountOf returns the mount of a container that contains a path, nil for none.
 func mountOf(container *yaml.Node, address string) *yaml.Node {

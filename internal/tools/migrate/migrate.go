@@ -45,11 +45,8 @@ type Options struct {
 
 // Tables describe the command line of the program.
 type Tables struct {
-	// Commands holds the flags of each subcommand by its name. "all" and "topolvm" are required. A sidecar
-	// whose subcommand is missing is not replaced.
-	Commands map[string][]Flag
-	// Roles are the roles of "all", in the order of --controllers.
-	Roles []Role
+	// Flags holds the flags of each section of "all", by its name, and those of "topolvm".
+	Flags map[string]map[string]Flag
 	// Gates are the known feature gates.
 	Gates []string
 	// Accept validates a command line that begins with a subcommand, as the program does. variables are the names
@@ -59,19 +56,12 @@ type Tables struct {
 	Grants func(args []string, driver Driver, namespace string) []rbac.Grant
 }
 
-// Flag is one flag of a subcommand.
+// Flag describes a flag.
 type Flag struct {
-	Name    string
-	Default string
 	// Bare reports whether the flag may have no value.
 	Bare bool
-}
-
-// Role is a role of "all".
-type Role struct {
-	Name    string   // in --controllers, and the prefix of flags for this role alone
-	Options []string // its flags, without the prefix
-	Aliases []string // other names of its flags
+	// Today is the flag that replaces one of an older release, "" if the flag is not replaced.
+	Today string
 }
 
 // Result is a rewritten manifest.
@@ -154,7 +144,7 @@ func (m *migration) noteSeparateWorkloads() {
 		}
 	}
 	if len(objects) > 1 && len(m.workloads) > 1 {
-		m.note(Information, "", "", "%s still run separate processes. If they serve the same driver, one of them can run all roles "+
-			"(--controllers)", enumerate(objects))
+		m.note(Information, "", "", "%s still run separate processes. If they serve the same driver, one of them can have the sections "+
+			"of all", enumerate(objects))
 	}
 }

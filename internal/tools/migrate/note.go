@@ -6,6 +6,7 @@ package migrate
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Level is the importance of a note.
@@ -44,4 +45,12 @@ func (g *group) info(format string, args ...any)    { g.note(Information, format
 
 func (g *group) note(level Level, format string, args ...any) {
 	g.m.note(level, g.object.name, g.name, format, args...)
+}
+
+// enumerate joins items with commas and "and".
+func enumerate(all []string) string {
+	if len(all) < 2 {
+		return strings.Join(all, "")
+	}
+	return strings.Join(all[:len(all)-1], ", ") + " and " + all[len(all)-1]
 }

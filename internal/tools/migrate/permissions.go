@@ -213,7 +213,7 @@ func (m *migration) grants(w workload, groups []*group, namespace string) (requi
 	needed := func(d Driver) (all []rbac.Grant) {
 		for _, g := range groups {
 			args := slices.DeleteFunc(slices.Clone(g.known), hasReference)
-			if g.legacy() && g.serves() {
+			if g.legacy() && g.serves {
 				args = append(args, "--use-legacy")
 			}
 			all = append(all, m.Tables.Grants(args, d, namespace)...)

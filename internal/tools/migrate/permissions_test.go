@@ -1,7 +1,7 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package migrate
+package migrate_test
 
 import (
 	"strings"
@@ -12,6 +12,7 @@ import (
 	k8syaml "sigs.k8s.io/yaml"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
 // boundRole returns a role with a rule and a binding to the ServiceAccount default/default.
@@ -47,37 +48,41 @@ func TestPermissions(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		input, flag, note, yaml string
-		level                   Level
+		level                   migrate.Level
 	}{
-		"not in the input": {"", "", "are not in the input", "verbs: [get, patch]", Required},
+		"not in the input": {"", "", "are not in the input", "verbs: [get, patch]", migrate.Required},
 		"a role is not": {strings.Replace(cluster(claims), "{name: r}\nrules", "{name: x}\nrules", 1), "",
-			"not all in the input: ClusterRole r. Append", "patch", Required},
-		"aggregated": {aggregated(`{a: b}`) + labelled(claims), "", "", "", Required},
+			"not all in the input: ClusterRole r. Append", "patch", migrate.Required},
+		"aggregated": {aggregated(`{a: b}`) + labelled(claims), "", "", "", migrate.Required},
 		"aggregated by an expression": {strings.Replace(aggregated(`{a: b}`), "matchLabels: {a: b}",
-			"matchExpressions: [{key: a, operator: Exists}]", 1) + labelled(claims), "", "", "", Required},
+			"matchExpressions: [{key: a, operator: Exists}]", 1) + labelled(claims), "", "", "", migrate.Required},
 		"aggregated of another label": {aggregated(`{a: c}`) + labelled(claims), "",
-			"not all in the input: ClusterRole r, with the rules of others (aggregationRule). Append", "patch", Required},
-		"aggregated, from a cluster": {strings.Replace(aggregated(`{a: c}`), "rules: []", "rules: ["+claims+"]", 1), "", "", "", Required},
-		"everything":                 {cluster(claims), "", "", "", Required},
-		"wildcards":                  {cluster(`{apiGroups: ["*"], resources: ["*"], verbs: ["*"]}`), "--leader-election", "", "", Required},
+			"not all in the input: ClusterRole r, with the rules of others (aggregationRule). Append", "patch", migrate.Required},
+		"aggregated, from a cluster": {strings.Replace(aggregated(`{a: c}`), "rules: []", "rules: ["+claims+"]", 1), "", "", "",
+			migrate.Required},
+		"everything": {cluster(claims), "", "", "", migrate.Required},
+		"wildcards": {cluster(`{apiGroups: ["*"], resources: ["*"], verbs: ["*"]}`), "--leader-election", "", "",
+			migrate.Required},
 		"a verb is missing": {cluster(`{apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get]}`), "",
-			"lacks permissions: patch persistentvolumeclaims. ", "verbs: [patch]", Required},
-		"update in its place": {cluster(`{apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get, update]}`), "", "", "", Required},
+			"lacks permissions: patch persistentvolumeclaims. ", "verbs: [patch]", migrate.Required},
+		"update in its place": {cluster(`{apiGroups: [""], resources: [persistentvolumeclaims], verbs: [get, update]}`), "", "",
+			"", migrate.Required},
 		"another group": {cluster(`{apiGroups: [apps], resources: [persistentvolumeclaims], verbs: [get, patch]}`), "",
-			"get,patch persistentvolumeclaims", "patch", Required},
+			"get,patch persistentvolumeclaims", "patch", migrate.Required},
 		"only one object": {cluster(`{apiGroups: [""], resources: [persistentvolumeclaims], resourceNames: [a], verbs: [get, patch]}`), "",
-			"get,patch", "patch", Required},
+			"get,patch", "patch", migrate.Required},
 		"only in one namespace": {boundRole("", "default", "default", claims), "",
-			"get,patch persistentvolumeclaims", "kind: ClusterRole\n", Required},
+			"get,patch persistentvolumeclaims", "kind: ClusterRole\n", migrate.Required},
 		"the Lease, too": {cluster(claims), "--leader-election",
 			"get leases.coordination.k8s.io",
-			"kind: Role\nmetadata:\n  name: default-storage-controller\n  namespace: default\n", Required},
-		"a Role for the Lease":   {cluster(claims + ", " + leases), "--leader-election", "", "", Required},
-		"the Lease of elsewhere": {boundRole("", "other", "other", leases), "--leader-election", "get leases", "leases", Required},
+			"kind: Role\nmetadata:\n  name: default-storage-controller\n  namespace: default\n", migrate.Required},
+		"a Role for the Lease": {cluster(claims + ", " + leases), "--leader-election", "", "", migrate.Required},
+		"the Lease of elsewhere": {boundRole("", "other", "other", leases), "--leader-election", "get leases", "leases",
+			migrate.Required},
 		"a ClusterRole bound in the namespace": {boundRole("-", "default", "", claims+", "+leases), "--leader-election",
-			"lacks permissions: get,patch persistentvolumeclaims. ", "patch", Required},
+			"lacks permissions: get,patch persistentvolumeclaims. ", "patch", migrate.Required},
 		"of a feature": {cluster(claims), "",
-			"only if the driver creates snapshots (CREATE_DELETE_SNAPSHOT): watch volumesnapshots", "", Information},
+			"only if the driver creates snapshots (CREATE_DELETE_SNAPSHOT): watch volumesnapshots", "", migrate.Information},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -118,7 +123,7 @@ func TestServerAcceptsPermissions(t *testing.T) {
 	client := kubetest.Get(t, kubetest.Real()).Client().RbacV1()
 	r := migrated(t, deployment(sidecar("csi-provisioner", "--leader-election")), false)
 	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
-	docs := split(string(r.Permissions))
+	docs := documents(string(r.Permissions))
 	for _, doc := range docs {
 		var head metav1.TypeMeta
 		var role rbacv1.Role

@@ -13,85 +13,56 @@ import (
 // remarks are the notes about what the manifest around a new container means for it.
 type remarks struct{ *group }
 
-func (g remarks) add(env []*yaml.Node) {
+func (g remarks) add(args *yaml.Node, env []*yaml.Node) {
 	g.noteOverlap()
 	g.noteAnnotations()
+	g.noteLocks()
 	g.noteRates()
-	g.noteWorkers()
-	g.noteAttributes()
-	g.noteVariables(env)
+	g.noteVariables(args, env)
 }
 
 // noteOverlap warns about a rollout during which the old and the new pod are both active.
 func (g remarks) noteOverlap() {
-	strategy := text(get(g.object.node, "spec", "strategy", "type"))
-	if !g.elects() && text(get(g.object.node, "kind")) == "Deployment" && strategy != "Recreate" &&
-		!g.sources[0].on(g.m.Tables, "node-deployment") {
-		g.must("without --leader-election the old and the new pod are both active during the rollout of a Deployment. " +
-			"Set strategy.type to Recreate, or scale the Deployment to 0 before the rollout")
+	if text(get(g.object.node, "kind")) != "Deployment" || text(get(g.object.node, "spec", "strategy", "type")) == "Recreate" {
+		return
 	}
-}
-
-// noteRates notes which limits of requests to the API server have changed.
-func (g remarks) noteRates() {
-	const defaultRate = "5" // of the sidecars
-	rate, limited := "", false
-	for _, f := range g.after {
-		if f.name == "kube-api-qps" {
-			rate, limited = f.value, true
-		}
-	}
-	var before, values []string
+	var active []string
 	for _, s := range g.counted() {
-		if s.kind == topolvm { // its limit depends on its version
-			continue
-		}
-		f, set := s.lookup("kube-api-qps")
-		if !set {
-			f.value = defaultRate
-		}
-		if f.value != rate {
-			before, values = append(before, s.name+" "+f.value), append(values, f.value)
+		if !s.on("leader-election") && !s.on("node-deployment") {
+			active = append(active, s.name)
 		}
 	}
-	if !limited && len(slices.Compact(slices.Clone(values))) == 1 {
-		before = []string{values[0] + " for each sidecar"}
-		if len(values) == 1 {
-			before = []string{values[0]}
-		}
-	}
-	switch {
-	case len(before) == 0:
-	case limited:
-		g.changed("--kube-api-qps=%s applies to each role. The limits of requests per second to the API server were: %s",
-			rate, strings.Join(before, ", "))
-	default:
-		g.changed("requests to the API server are not limited by default; API Priority and Fairness of the API server applies. "+
-			"The limits of requests per second were: %s. To limit each role, set --kube-api-qps and --kube-api-burst",
-			strings.Join(before, ", "))
+	if len(active) > 0 {
+		g.must("without --leader-election, the old and the new %s both work during the rollout of a Deployment. "+
+			"Set strategy.type to Recreate, or scale the Deployment to 0 before the rollout", enumerate(active))
 	}
 }
 
-// noteWorkers notes that more volumes are attached at the same time.
-func (g remarks) noteWorkers() {
+// noteLocks warns about replicas that use another lock than a Lease.
+func (g remarks) noteLocks() {
 	for _, s := range g.sources {
-		if _, set := s.lookup("worker-threads"); !set && s.kind == csiAttacher {
-			name := "worker-threads"
-			if g.command == "all" {
-				name = roles[s.kind] + "-" + name
-			}
-			g.changed("the attacher makes up to 100 calls to the driver at the same time, where %s made 10. "+
-				"To keep that limit, set --%s=10", s.name, name)
+		if lock := s.get("leader-election-type"); lock != "" && lock != "leases" {
+			g.must("leader election always uses Leases, %s used %s. Make sure that no older replica runs at the same time: scale the old "+
+				"workload to 0 before the rollout", s.name, lock)
 		}
 	}
 }
 
-// noteAttributes notes that VolumeAttributesClasses of claims have an effect.
-func (g remarks) noteAttributes() {
-	named := slices.ContainsFunc(g.sources, func(s *source) bool { return s.namesGate(attributesClass) })
-	if g.attributes && !named {
-		g.changed("if the driver reports MODIFY_VOLUME, the VolumeAttributesClasses of claims are applied, as with csi-provisioner v6 and "+
-			"csi-resizer v2. To ignore them, set --feature-gates=%s=false", attributesClass)
+// defaultRate is the default limit of requests to the API server per second in the sidecars.
+const defaultRate = "5"
+
+// noteRates notes the roles whose requests to the API server are not limited any more.
+func (g remarks) noteRates() {
+	var names []string
+	for _, s := range g.counted() {
+		if !s.has("kube-api-qps") && s.kind != topolvm { // its limit depends on its version
+			names = append(names, s.name)
+		}
+	}
+	if len(names) > 0 {
+		g.changed("the requests of %s to the API server are not limited by default; API Priority and Fairness of the API server applies. "+
+			"The default of the sidecars is %s per second. To limit a role, set --kube-api-qps and --kube-api-burst",
+			enumerate(names), defaultRate)
 	}
 }
 
@@ -99,16 +70,19 @@ func (g remarks) noteAttributes() {
 var variablesOfLibraries = []string{"GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK", "HTTPS_PROXY", "HTTP_PROXY",
 	"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "NO_PROXY", "SSL_CERT_DIR", "SSL_CERT_FILE", "TZ"}
 
-// noteVariables notes the variables that neither a flag refers to nor the program reads.
-func (g remarks) noteVariables(env []*yaml.Node) {
+// noteVariables notes the variables that neither an argument refers to nor the program reads.
+func (g remarks) noteVariables(args *yaml.Node, env []*yaml.Node) {
 	var unused []string
 	for _, e := range env {
 		name := text(get(e, "name"))
-		refers := func(value string) bool { return strings.Contains(value, "$("+name+")") }
 		if slices.Contains(variablesRead, name) || slices.Contains(variablesOfLibraries, strings.ToUpper(name)) ||
-			strings.HasPrefix(name, "STORAGE_CONTROLLER_") ||
-			slices.ContainsFunc(g.after, func(f setting) bool { return refers(f.value) }) ||
-			slices.ContainsFunc(env, func(other *yaml.Node) bool { return refers(text(get(other, "value"))) }) {
+			strings.HasPrefix(name, "STORAGE_CONTROLLER_") || refers(args.Content, name) ||
+			slices.ContainsFunc(env, func(other *yaml.Node) bool { return refers([]*yaml.Node{get(other, "value")}, name) }) {
+			continue
+		}
+		i := slices.IndexFunc(g.sources, func(s *source) bool { return s.rebuild() != nil && s.rebuild().variable == name })
+		if i >= 0 {
+			g.info("the variable %s of %s has no effect: %s", name, g.sources[i].name, g.sources[i].rebuild().why)
 			continue
 		}
 		unused = append(unused, name)

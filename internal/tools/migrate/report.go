@@ -16,14 +16,15 @@ type Replacement struct {
 	Sidecars          []OldContainer
 }
 
-// OldContainer is a replaced container.
+// OldContainer is a replaced container. Its arguments were copied, apart from Changed.
 type OldContainer struct {
 	Name, Image string
-	Flags       []FlagChange
+	// Appended are the flags that its section has in addition, because of a default that differs.
+	Appended []string
+	Changed  []FlagChange
 }
 
-// FlagChange is a flag of a sidecar and the flag of the new container with its task. Before is empty for a
-// default that was written out, After for a flag that was dropped.
+// FlagChange is an argument of a sidecar and that of the new container, which is empty if there is none.
 type FlagChange struct{ Before, After string }
 
 // Report returns the replacements with their flags, and the notes by level, as text.
@@ -49,21 +50,13 @@ func (r Result) Report() string {
 	return b.String()
 }
 
-// maxFlagWidth bounds the column of the old flags. Flags may be longer.
-const maxFlagWidth = 56
-
 func (s OldContainer) write(b *strings.Builder) {
-	width := 0
-	for _, f := range s.Flags {
-		width = max(width, min(len(f.Before), maxFlagWidth))
+	fmt.Fprintf(b, "  %s (%s): copied\n", s.Name, s.Image)
+	for _, f := range s.Changed {
+		fmt.Fprintf(b, "    %s  → %s\n", f.Before, cmp.Or(f.After, "(dropped)"))
 	}
-	fmt.Fprintf(b, "  %s (%s)\n", s.Name, s.Image)
-	for _, f := range s.Flags {
-		before, after := cmp.Or(f.Before, "(default)"), cmp.Or(f.After, "(dropped)")
-		if f.Before == f.After || f.Before+"=true" == f.After || f.Before == f.After+"=true" {
-			after = "same"
-		}
-		fmt.Fprintf(b, "    %-*s  → %s\n", max(width, len("(default)")), before, after)
+	for _, f := range s.Appended {
+		fmt.Fprintf(b, "    (default)  → %s\n", f)
 	}
 }
 
@@ -100,55 +93,15 @@ func (n Note) isSame(other Note) bool {
 	return n.Level == other.Level && n.Object == other.Object && n.Text == other.Text
 }
 
-// replacementOf returns the table of the flags of g. after are the flags of the new container.
-func replacementOf(g *group, after []setting) Replacement {
+// replacementOf returns the report about the arguments of g.
+func replacementOf(g *group) Replacement {
 	r := Replacement{Object: g.object.name, Container: g.name}
 	for _, s := range g.sources {
-		r.Sidecars = append(r.Sidecars, OldContainer{
-			Name: s.name, Image: text(get(s.node, "image")), Flags: changesOf(s, after),
-		})
+		old := OldContainer{Name: s.name, Image: text(get(s.node, "image")), Changed: s.literals}
+		for _, f := range s.appended {
+			old.Appended = append(old.Appended, f.argument())
+		}
+		r.Sidecars = append(r.Sidecars, old)
 	}
 	return r
-}
-
-// changesOf returns the flags of s before, and the flags in after that have their task.
-func changesOf(s *source, after []setting) []FlagChange {
-	var out []FlagChange
-	counterpart := func(name string) string {
-		names := []string{name}
-		for _, r := range s.roles {
-			names = append(names, r+"-"+name)
-		}
-		i := slices.IndexFunc(after, func(f setting) bool { return slices.Contains(names, f.name) })
-		if i < 0 {
-			return ""
-		}
-		return after[i].written()
-	}
-	var done []string
-	for _, f := range s.before {
-		name := s.renamed(f.name)
-		switch {
-		case s.kind == livenessprobe && (name == "health-port" || name == "http-endpoint"):
-			name = driverHealth
-		case name == groupSnapshots:
-			name = "feature-gates"
-		}
-		done = append(done, name)
-		out = append(out, FlagChange{f.written(), counterpart(name)})
-	}
-	for _, f := range s.flags {
-		if !slices.Contains(done, f.name) {
-			out = append(out, FlagChange{"", counterpart(f.name)})
-		}
-	}
-	return out
-}
-
-// written returns f as in the manifest.
-func (f setting) written() string {
-	if f.bare {
-		return "--" + f.name
-	}
-	return "--" + f.name + "=" + f.value
 }

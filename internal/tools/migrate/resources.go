@@ -19,8 +19,8 @@ func (g *group) counted() []*source {
 // does not have is dropped.
 func (g *group) resources() *yaml.Node {
 	replaced := g.counted()
-	if len(replaced) == 1 {
-		return get(replaced[0].node, "resources")
+	if len(replaced) < 2 {
+		return get(g.sources[0].node, "resources")
 	}
 	sums := mapping()
 	keys := []string{"limits", "requests"}

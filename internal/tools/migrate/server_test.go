@@ -1,7 +1,7 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package migrate
+package migrate_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
 func TestMain(m *testing.M) { kubetest.Main(m) }
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) { kubetest.Main(m) }
 func TestServerAccepts(t *testing.T) {
 	t.Parallel()
 	client := kubetest.Get(t, kubetest.Real()).Client()
-	each(t, func(t *testing.T, input []byte, _ Options, r Result) {
+	each(t, func(t *testing.T, input []byte, _ migrate.Options, r migrate.Result) {
 		before, after := typed(t, input), typed(t, r.Manifest)
 		for i, object := range after {
 			pod := podOf(object)

@@ -13,7 +13,7 @@ import (
 // release is the version that the tag of an image names.
 type release struct {
 	major, minor int
-	suffix       string // after the version, such as -eksbuild.4
+	suffix       string // after the version, such as _vmware.1
 }
 
 var versionTag = regexp.MustCompile(`:v?([0-9]+)(?:\.([0-9]+))?(?:\.[0-9]+)?([^/:]*)$`)
@@ -36,27 +36,55 @@ func (r release) before(major, minor int) bool {
 	return r.major < major || r.major == major && r.minor < minor
 }
 
-// whyPatched returns the reason why s may not be the program of the Kubernetes project, "" if nothing suggests it.
-func (m *migration) whyPatched(s *source) string {
-	if v, _ := s.release(); v.suffix != "" && !strings.HasPrefix(v.suffix, "-rc") && !m.Patched {
-		return fmt.Sprintf("the suffix %s of its image shows that it is a patched %s. Find out what the patch does; if storage-controller "+
-			"can do without, migrate with --replace-patched", v.suffix, s.kind)
-	}
-	if s.kind == livenessprobe {
-		return ""
-	}
-	var unknown []string
-	for _, f := range s.flags {
-		_, known := m.Tables.flag(commands[s.kind], s.renamed(f.name))
-		if _, removed := removedFlags[f.name]; !known && !removed && f.name != groupSnapshots {
-			unknown = append(unknown, "--"+f.name)
+// rebuild is an image that a vendor builds from the sources of the release, apart from newer dependencies.
+type rebuild struct {
+	suffix *regexp.Regexp
+	// variable has no effect here, because of why. Optional.
+	variable, why string
+}
+
+var rebuilds = []rebuild{
+	// The images of the drivers for Amazon EBS, EFS and FSx, since 2025: https://github.com/aws/csi-components. Its directory patches
+	// has newer dependencies and, for csi-provisioner v6 and csi-resizer v2, the API of Kubernetes before 1.34.
+	{regexp.MustCompile(`^-eksbuild\.[0-9]+$`), "ENABLE_VAC_FALLBACK",
+		"VolumeAttributesClasses are read with version v1 of their API, which Kubernetes serves since 1.34"},
+	// Amazon EKS Distro: https://github.com/aws/eks-distro/tree/main/projects/kubernetes-csi. All patches are newer dependencies.
+	{regexp.MustCompile(`^-eks-[0-9]+-[0-9]+-[0-9]+$`), "", ""},
+}
+
+// rebuild returns the item of rebuilds with the suffix of the image of s, nil for none.
+func (s *source) rebuild() *rebuild {
+	v, _ := s.release()
+	for i := range rebuilds {
+		if rebuilds[i].suffix.MatchString(v.suffix) {
+			return &rebuilds[i]
 		}
 	}
-	if len(unknown) == 0 {
-		return ""
+	return nil
+}
+
+// isPatched reports whether the suffix of the image of s is that of a patched program.
+func (s *source) isPatched() bool {
+	v, _ := s.release()
+	return v.suffix != "" && !strings.HasPrefix(v.suffix, "-rc") && s.rebuild() == nil
+}
+
+// whyPatched returns the reason why s may not be the program of the Kubernetes project, "" if nothing suggests it. flags are those
+// that the program does not have.
+func (m *migration) whyPatched(s *source, flags []string) string {
+	const consequence = "so that this is another program, or a patched one. Remove %s if %s, and migrate again"
+	v, _ := s.release()
+	gates := s.unknownGates(m.Tables)
+	switch {
+	case s.isPatched() && !m.Patched:
+		return fmt.Sprintf("the suffix %s of its image shows that it is a patched %s. Find out what the patch does; if storage-controller "+
+			"can do without, migrate with --replace-patched", v.suffix, s.kind)
+	case len(flags) > 0:
+		return fmt.Sprintf("%s has no flag %s, "+consequence, s.kind, enumerate(flags), "the flags", "they have no effect")
+	case len(gates) > 0:
+		return fmt.Sprintf("%s has no feature gate %s, "+consequence, s.kind, enumerate(gates), "the gates", "they have no effect")
 	}
-	return fmt.Sprintf("%s has no flag %s, so that this is another program, or a patched one. Remove the flags if they have no effect, "+
-		"and migrate again", s.kind, enumerate(unknown))
+	return ""
 }
 
 // noteSnapshotVersion notes that s used an older version of the snapshot API.
@@ -72,51 +100,60 @@ func noteSnapshotVersion(s *source, g *group, known bool) {
 	}
 }
 
-// writeDefaults sets the flags whose default differs from the one of the sidecar's version.
+// attributesClass is the feature gate that csi-provisioner and csi-resizer both have.
+const attributesClass = "VolumeAttributesClass"
+
+// writeDefaults appends the flags whose default differs from the one of the sidecar's version to the section of s.
 func (s *source) writeDefaults(g *group) {
 	v, known := s.release()
 	noteSnapshotVersion(s, g, known)
-	var defaults []setting
 	add := func(applies bool, name, value string) {
-		if _, set := s.lookup(name); applies && !set {
-			defaults = append(defaults, newSetting(name, value))
+		if applies && !s.has(name) {
+			s.write(newSetting(name, value))
 		}
 	}
+	// Since these versions the feature gates are on.
+	var gates []string
+	off := func(name string, major, minor int) {
+		if known && v.before(major, minor) && !s.namesGate(name) {
+			gates = append(gates, name+"=false")
+		}
+	}
+	add(g.serves && s.kind != livenessprobe, "leader-election", "false") // the command topolvm has it on
 	switch s.kind {
 	case csiProvisioner:
 		add(true, "timeout", "10s")
-		add(g.serves(), "extra-create-metadata", "false")
-		add(g.serves() && s.on(g.m.Tables, "enable-capacity"), "capacity-ownerref-level", "1")
+		add(g.serves, "extra-create-metadata", "false")
+		add(g.serves && s.on("enable-capacity"), "capacity-ownerref-level", "1")
 		add(known && v.before(4, 0), "prevent-volume-mode-conversion", "false")
 		add(known && v.before(2, 0), "default-fstype", "ext4")
-		if known && v.before(5, 0) && !s.namesGate("Topology") {
-			defaults = append(defaults, newSetting("feature-gates", "Topology=false"))
-		}
-		noteDefaults(s, g, known, "--feature-gates=Topology=true since v5, --prevent-volume-mode-conversion since v4, "+
-			"--default-fstype unset since v2")
-		if gateIsOff(s, "HonorPVReclaimPolicy", known && v.before(5, 1)) {
+		off("Topology", 5, 0)
+		off(attributesClass, 6, 0)
+		noteDefaults(s, g, known, "--feature-gates=VolumeAttributesClass=true since v6, --feature-gates=Topology=true since v5, "+
+			"--prevent-volume-mode-conversion since v4, --default-fstype unset since v2")
+		if s.gateIsOff("HonorPVReclaimPolicy", known && v.before(5, 1)) {
 			g.changed("new PersistentVolumes get a finalizer, as with csi-provisioner v5.1 and later (HonorPVReclaimPolicy): " +
 				"their reclaim policy also holds if they are deleted before their claim")
 		}
-		g.attributes = g.attributes || known && v.before(6, 0) && !s.namesGate(attributesClass)
 	case csiAttacher:
 		add(known && v.before(4, 0), "default-fstype", "ext4")
+		add(true, "worker-threads", "10")
 		noteDefaults(s, g, known, "--default-fstype unset since v4")
 	case csiSnapshotter:
-		if known && v.before(8, 7) && !s.namesGate(groupGate) {
-			defaults = append(defaults, newSetting("feature-gates", groupGate+"=false"))
-		}
+		off(groupGate, 8, 7)
 		noteDefaults(s, g, known, "--feature-gates="+groupGate+"=true since v8.7")
 	case csiResizer:
-		_, resize := s.lookup("resize-timeout")
-		_, modify := s.lookup("modify-timeout")
-		if _, overrides := s.lookup("timeout"); overrides || !resize && !modify {
+		if s.has("timeout") || !s.has("resize-timeout") && !s.has("modify-timeout") {
 			add(true, "timeout", "10s")
 		} else {
 			add(true, "resize-timeout", "10s")
 			add(true, "modify-timeout", "10s")
 		}
-		if gateIsOff(s, "RecoverVolumeExpansionFailure", known && v.before(1, 13)) {
+		off(attributesClass, 2, 0)
+		if !g.serves { // TopoLVM cannot modify volumes
+			noteDefaults(s, g, known, "--feature-gates=VolumeAttributesClass=true since v2")
+		}
+		if s.gateIsOff("RecoverVolumeExpansionFailure", known && v.before(1, 13)) {
 			g.changed("after a failed expansion, a claim may request a smaller size, as with csi-resizer v1.13 and later " +
 				"(RecoverVolumeExpansionFailure)")
 		}
@@ -124,15 +161,23 @@ func (s *source) writeDefaults(g *group) {
 			g.info("during an expansion, PersistentVolumes have an annotation with the previous size, as with csi-resizer v2.3 and later " +
 				"(AnnotateFsResize)")
 		}
-		g.attributes = g.attributes || known && v.before(2, 0) && !s.namesGate(attributesClass)
 	}
-	var written []string
-	for _, f := range defaults {
-		s.add(f)
-		written = append(written, f.String())
+	if len(gates) > 0 {
+		s.write(newSetting("feature-gates", strings.Join(gates, ",")))
 	}
-	if len(written) > 0 {
-		g.info("written out, because the default of storage-controller differs from that of %s: %s", s.name, enumerate(written))
+	s.writeCombined()
+}
+
+// writeCombined appends flags without which others are refused, or have no effect.
+func (s *source) writeCombined() {
+	if s.on("node-deployment") && s.on("leader-election") {
+		s.write(newSetting("leader-election", "false")) // every instance is active
+	}
+	if s.has("kube-api-burst") && !s.has("kube-api-qps") {
+		s.write(newSetting("kube-api-qps", defaultRate))
+	}
+	if s.has("kube-api-capacity-burst") && !s.has("kube-api-capacity-qps") {
+		s.write(newSetting("kube-api-capacity-qps", "1"))
 	}
 }
 
@@ -149,30 +194,9 @@ func noteDefaults(s *source, g *group, known bool, changed string) {
 }
 
 // gateIsOff reports whether s has a feature gate off: by a flag, or because it was off by default.
-func gateIsOff(s *source, name string, byDefault bool) bool {
+func (s *source) gateIsOff(name string, byDefault bool) bool {
 	if value, named := s.gate(name); named {
 		return !isTrue(value)
 	}
 	return byDefault
-}
-
-// namesGate reports whether a flag of s sets a feature gate.
-func (s *source) namesGate(name string) bool {
-	_, named := s.gate(name)
-	return named
-}
-
-// gate returns the value of a feature gate, and whether a flag of s sets it.
-func (s *source) gate(name string) (value string, named bool) {
-	for _, f := range s.flags {
-		if f.name != "feature-gates" {
-			continue
-		}
-		for item := range strings.SplitSeq(f.expanded, ",") {
-			if gate, value, _ := strings.Cut(item, "="); strings.TrimSpace(gate) == name {
-				return strings.TrimSpace(value), true // as in union, the first wins
-			}
-		}
-	}
-	return "", false
 }
