@@ -192,6 +192,13 @@ func flagTables(root *cobra.Command) migrate.Tables {
 
 // acceptable validates args, which begin with a subcommand, as the program does in a container with variables.
 func acceptable(args, variables []string) error {
+	if args[0] == aliases["livenessprobe"] {
+		cmd, err := parse(args)
+		if err == nil {
+			_, err = app.ReadLivenessprobe(cmd.Flags())
+		}
+		return err
+	}
 	c, err := configOf(args)
 	if err != nil {
 		return err
@@ -223,8 +230,8 @@ func configOf(args []string) (app.Config, error) {
 // grantsOf returns the permissions that doctor would check for a command line in a pod of namespace.
 func grantsOf(args []string, d migrate.Driver, namespace string) []rbac.Grant {
 	c, err := configOf(args)
-	if err != nil {
-		return nil // acceptable reports it
+	if err != nil || args[0] == aliases["livenessprobe"] {
+		return nil // acceptable reports an error; livenessprobe needs no API server
 	}
 	driver := csiclient.Driver{Name: c.DriverName(), Plugin: csiclient.PluginCapabilities{VolumeAccessibilityConstraints: d.Topology}}
 	driver.Controller.PublishUnpublishVolume, driver.Controller.ExpandVolume = d.Attach, d.Expand

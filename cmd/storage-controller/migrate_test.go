@@ -151,6 +151,11 @@ func eachMigrated(t *testing.T, test func(t *testing.T, input []byte, r migrate.
 				if kept := name == "published/vsphere-super"; err != nil && !kept {
 					t.Fatal(err)
 				}
+				for _, n := range r.Notes {
+					if strings.Contains(n.Text, "does not accept") {
+						t.Error(n)
+					}
+				}
 				test(t, input, r)
 			})
 		}

@@ -11,5 +11,7 @@
 //
 //	text ─split─► documents ─find─► sources (one per sidecar) ─group─► containers ─render─► text
 //
-// The caller passes the known flags in [Tables], so that the result always matches the program.
+// The new container runs "all" with a section for each sidecar: its arguments as they are, then the flags whose default differs.
+// Only the command topolvm has no sections. The caller passes the known flags in [Tables], so that the result always matches the
+// program.
 package migrate

@@ -264,6 +264,9 @@ func (g *group) conflictOf(a, b *source) string {
 	if name := variableConflict(a, b); name != "" {
 		return fmt.Sprintf("its variable %s differs from that of %s", name, a.name)
 	}
+	if x, y := get(a.node, "envFrom"), get(b.node, "envFrom"); x != nil && y != nil && !sameValue(x, y) {
+		return fmt.Sprintf("its envFrom differs from that of %s", a.name)
+	}
 	for _, name := range ofProcess {
 		x, inA := a.lookup(name)
 		y, inB := b.lookup(name)

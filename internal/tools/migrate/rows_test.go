@@ -160,6 +160,8 @@ func TestGroups(t *testing.T) {
 			container("csi-attacher", from("b"), address, "--timeout=$(T)"), "its variable T differs", ""},
 		"a variable of envFrom": {container("csi-provisioner", value("T", "1s"), address, "--timeout=$(T)"), container("csi-attacher",
 			"        envFrom: [{configMapRef: {name: c}}]\n", address, "--timeout=$(T)"), "its variable T differs", ""},
+		"another envFrom": {sidecar("csi-provisioner") + "        envFrom: [{configMapRef: {name: c}}]\n", sidecar("csi-attacher") +
+			"        envFrom: [{configMapRef: {name: d}}]\n", "its envFrom differs", ""},
 		"a variable that the program reads": {sidecar("csi-provisioner") + value("NODE_NAME", "a"), sidecar("csi-attacher") +
 			value("NODE_NAME", "b"), "its variable NODE_NAME differs", ""},
 		"a variable without use": {sidecar("csi-provisioner") + value("TZ", "a"), sidecar("csi-attacher") + value("TZ", "b"), "",
