@@ -132,7 +132,7 @@ func plan(s Settings, w world, r Records, tried attempts) Plan {
 			p.Hosts = append(p.Hosts, of)
 		}
 		for _, node := range h.Leaving {
-			p.before(node.DeletionTimestamp.Add(s.NodeDeleteGrace))
+			p.before(s.graceEnd(n, node))
 			p.before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout))
 		}
 		p.before(n.Acted.Add(s.NodeCleanupWindow))
@@ -203,6 +203,9 @@ func (p *Plan) planRecords(s Settings) {
 func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode, bool) {
 	before := r
 	r.Value = h.Value
+	if r.Since.After(w.Now) { // it is no time of this loss
+		r.Since = time.Time{}
+	}
 	gap := known && s.unwatched(r, w.Checked, w.Now)
 	switch {
 	case !isRecordable(h.Value) || r.Unparsable || h.Stale && !gap:
@@ -235,8 +238,12 @@ func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode,
 	if gap {
 		r = r.interrupted()
 	}
-	if h.Presence == missing && (r.Since.IsZero() || r.Since.After(w.Now)) {
-		r.Since = w.Now.UTC().Truncate(time.Millisecond)
+	unseen := h.Presence == deleting && r.UID != before.UID && w.Now.Sub(h.leaving(r.UID).DeletionTimestamp.Time) > s.ClockGap
+	switch now := w.Now.UTC().Truncate(time.Millisecond); {
+	case gap && h.Presence != missing, unseen:
+		r.Restarted = now
+	case h.Presence == missing && r.Since.IsZero():
+		r.Since, r.Restarted = now, time.Time{}
 	}
 	if !w.Fresh && (!r.Since.Equal(before.Since) || before.UID != "" && before.UID != r.UID) {
 		return before, known
@@ -256,8 +263,7 @@ func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode,
 
 // deleting returns the record with a Node of h that is being deleted. An opt-out in the record may be that of an administrator.
 func (n LostNode) deleting(s Settings, h *host) LostNode {
-	i := max(0, slices.IndexFunc(h.Leaving, func(node *corev1.Node) bool { return node.UID == n.UID }))
-	node := h.Leaving[i]
+	node := h.leaving(n.UID)
 	switch {
 	case n.UID != node.UID:
 		n = n.another(node.CreationTimestamp.Time)
@@ -270,6 +276,12 @@ func (n LostNode) deleting(s Settings, h *host) LostNode {
 	// Other modes do not read pods.
 	n.Planned = n.Planned || s.Deletes() && s.holds(node) && node.Spec.Unschedulable && !h.Used && !acted
 	return n
+}
+
+// leaving returns the Node with a UID that is being deleted, or another one.
+func (h *host) leaving(uid types.UID) *corev1.Node {
+	i := slices.IndexFunc(h.Leaving, func(node *corev1.Node) bool { return node.UID == uid })
+	return h.Leaving[max(0, i)]
 }
 
 // missing returns the record with the deleted Node that this process last saw, or nil. If that is another Node than the recorded
@@ -466,7 +478,7 @@ func keepsFinalizer(
 ) (kept bool, reason, message string) {
 	const skipped = "The claims of the node are kept: "
 	recorded := r.UID == node.UID && !r.Unparsable
-	_, drains := s.drains(node, w.Now)
+	_, drains := s.drains(r, node, w.Now)
 	switch out := s.optOut("Node", node); {
 	case s.SkipNodeFinalize:
 		return false, reasonSkipped, skipped + "--skip-node-finalize is set"

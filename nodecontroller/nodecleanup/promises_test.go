@@ -193,6 +193,7 @@ func (r *run) hostViolations(p *actor, w world, records Records, value string, a
 			}
 			add(!slices.Contains(m.Finalizers, testFinalizer) || s.NodeFinalizerMode == FinalizerOff, 11, "Node %s does not wait", m.Name)
 			add(r.now.Sub(m.DeletionTimestamp.Time) < s.NodeDeleteGrace-tolerance, 11, "Node %s is in its grace", m.Name)
+			add(r.now.Sub(truth.unwatched) < s.NodeDeleteGrace-tolerance, 25, "the grace of Node %s starts after the gap", m.Name)
 			ready := m.Status.Conditions[0].Status == corev1.ConditionTrue
 			add(s.NodeFinalizerWaitForOthers && len(m.Finalizers) > 1 && ready, 11, "Node %s may drain", m.Name)
 			add(m.Annotations[testAnnotation] != "" && m.Annotations[testAnnotation] != enabled, 3, "Node %s opts out", m.Name)
@@ -358,11 +359,14 @@ func (r *run) checkChange(p *actor, value string, b LostNode, known bool, a Lost
 		}
 	}
 	last := before.Checked
-	if b.Since.After(last) {
-		last = b.Since
+	for _, at := range []time.Time{b.Since, b.Restarted} {
+		if at.After(last) {
+			last = at
+		}
 	}
 	if known && fresh && r.now.Sub(last) > r.settings.ClockGap {
 		r.seen["gap"]++
+		truth.unwatched = r.now
 		if a.Since.Equal(b.Since) && !b.Since.IsZero() && !a.returned() || !a.Approved.IsZero() {
 			r.fail("promise 25: the grace or the approval of %s continued after a gap: %+v, before %+v", value, a, b)
 		}
