@@ -318,7 +318,8 @@ func isPending(w world, it *item, reasons []Reason) bool {
 	return !slices.ContainsFunc(reasons, kept) && !slices.ContainsFunc(it.Values, stays)
 }
 
-// verdict evaluates the breaker. pending are the hosts with something to delete, now or later.
+// verdict evaluates the breaker. pending are the hosts with something to delete, now or later. In the window, other hosts count as well:
+// nodes that disappear together are one accident, whatever their owners agreed to.
 func verdict(s Settings, w world, r Records, pending map[string]bool) Verdict {
 	var v Verdict
 	for value := range pending {
@@ -329,7 +330,12 @@ func verdict(s Settings, w world, r Records, pending map[string]bool) Verdict {
 	waits := false
 	for value, n := range r.Lost {
 		waits = waits || n.opens()
-		if !n.Planned && w.Now.Before(n.Acted.Add(s.NodeCleanupWindow)) {
+		events := []time.Time{n.Acted, n.Since}
+		if h := w.Hosts[value]; h.Presence == deleting {
+			events = append(events, h.leaving(n.UID).DeletionTimestamp.Time)
+		}
+		recent := slices.ContainsFunc(events, func(at time.Time) bool { return w.Now.Before(at.Add(s.NodeCleanupWindow)) })
+		if recent && !n.Planned {
 			v.Names = append(v.Names, value)
 		}
 	}

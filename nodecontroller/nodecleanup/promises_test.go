@@ -63,9 +63,9 @@ func (r *run) checkDeletion(p *actor, w world, f facts) {
 		default:
 			r.seen["deleted after the grace"]++
 			truth.acted = r.now
+			r.checkBreaker(records)
 		}
 	}
-	r.checkBreaker()
 }
 
 // valuesOf returns the hosts of a volume and of a custom resource.
@@ -244,17 +244,23 @@ func nodesWithDriver(w world) (nodes []*corev1.Node) {
 	return nodes
 }
 
-// checkBreaker asserts the number of hosts that were cleaned up within the window, whichever leader did that.
-func (r *run) checkBreaker() {
-	var acted []string
+// checkBreaker asserts the number of hosts that were lost, or cleaned up, within the window, whichever leader did that.
+func (r *run) checkBreaker(records Records) {
+	var names []string
 	for value, h := range r.hosts {
 		if !h.acted.IsZero() && r.now.Sub(h.acted) < r.settings.NodeCleanupWindow {
-			acted = append(acted, value)
+			names = append(names, value)
 		}
 	}
+	for value, n := range records.Lost {
+		if !n.Planned && r.now.Sub(n.Since) < r.settings.NodeCleanupWindow {
+			names = append(names, value)
+		}
+	}
+	names = sorted(names)
 	limit := max(r.settings.NodeCleanupMinNodes, int(math.Floor(float64(hosts+1)*r.settings.NodeCleanupMaxFraction+1e-9)))
-	if len(acted) > limit {
-		r.fail("promise 14: %v were cleaned up within the window, at most %d may be", sorted(acted), limit)
+	if len(names) > limit {
+		r.fail("promise 14: %v were lost or cleaned up within the window, at most %d may be", names, limit)
 	}
 }
 
