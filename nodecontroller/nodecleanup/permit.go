@@ -445,7 +445,7 @@ func checkOrder(s Settings, f facts, refuse refuse) {
 
 func checkUnchanged(_ Settings, f facts, refuse refuse) {
 	if f.Changed {
-		refuse(never, "Changed", "another node was lost, or the records have changed, since the plan")
+		refuse(never, "Changed", "%v", errChanged)
 	}
 }
 

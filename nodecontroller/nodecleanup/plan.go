@@ -28,7 +28,7 @@ type Plan struct {
 	world                    world  // that it was made of
 	wantsNodes, wantsVolumes bool   // see needsLists
 	version                  string // resourceVersion of the ConfigMap with its records
-	losses                   int64  // that the process had seen before it read the caches
+	changes                  int64  // see Controller.changes, before the caches were read
 }
 
 // HostPlan is the part of a [Plan] about one host.
