@@ -428,7 +428,7 @@ func (t *term) publish(ctx context.Context, p Plan, failed, unlisted error) {
 		}
 	}
 	for resource, err := range t.deps.Informers.Forbidden() {
-		p.problem(CheckForbidden, "Forbidden/"+resource, "listing and watching %s for --node-cleanup=%s: %v%s", resource, t.cfg.mode(),
+		p.problem(CheckForbidden, "Forbidden/"+resource, "", "listing and watching %s for --node-cleanup=%s: %v%s", resource, t.cfg.mode(),
 			err, grantHint)
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.world.Nodes)) {
@@ -440,9 +440,8 @@ func (t *term) publish(ctx context.Context, p Plan, failed, unlisted error) {
 	if failed != nil {
 		for _, node := range p.waiting(t.cfg.Settings) {
 			if t.cfg.overdue(node, p.world.Now) && t.cfg.optOut("Node", node) != "" {
-				p.problem(CheckForbidden, "Unrecorded", "The Node has opted out of the cleanup. It keeps its finalizer until the opt-out "+
-					"can be written to ConfigMap %s", ConfigMapName(t.cfg.Driver))
-				p.Problems[len(p.Problems)-1].Node = node.Name
+				p.problem(CheckForbidden, "Unrecorded", node.Name, "The Node has opted out of the cleanup. It keeps its finalizer until "+
+					"the opt-out can be written to ConfigMap %s", ConfigMapName(t.cfg.Driver))
 			}
 		}
 	}

@@ -148,9 +148,9 @@ func (p *Plan) before(at time.Time) {
 	}
 }
 
-// problem adds a problem that concerns more than one host.
-func (p *Plan) problem(check Check, name, format string, args ...any) {
-	p.Problems = append(p.Problems, Reason{Check: check, Name: name, Message: fmt.Sprintf(format, args...)})
+// problem adds a problem that concerns more than one host. node is the name of the Node that it is about, or empty.
+func (p *Plan) problem(check Check, name, node, format string, args ...any) {
+	p.Problems = append(p.Problems, Reason{Check: check, Name: name, Node: node, Message: fmt.Sprintf(format, args...)})
 }
 
 // planRecords moves approvals into the records, updates them, and updates the fields about all of them.
@@ -176,11 +176,11 @@ func (p *Plan) planRecords(s Settings) {
 			delete(p.Records.Lost, value)
 		}
 		if slices.Contains(approved, value) && next.Approved.IsZero() {
-			p.problem(CheckGrace, "ApprovalWithoutEffect", "the approval of %s has no effect: its loss has ended, or no process has "+
+			p.problem(CheckGrace, "ApprovalWithoutEffect", "", "the approval of %s has no effect: its loss has ended, or no process has "+
 				"watched it. If it does not return, approve it again", before.Name())
 		}
 		if next.Unparsable {
-			p.problem(CheckScope, "Unparsable", "the record of lost node %s cannot be parsed. It is not cleaned up, and further lost "+
+			p.problem(CheckScope, "Unparsable", "", "the record of lost node %s cannot be parsed. It is not cleaned up, and further lost "+
 				"nodes are held. Correct or remove the record in ConfigMap %s", value, ConfigMapName(s.Driver))
 		}
 	}
@@ -528,18 +528,17 @@ func (st Step) waits() bool {
 // planNodes adds the problems of nodes, and the Nodes that get the finalizer.
 func (p *Plan) planNodes(s Settings) {
 	w := p.world
-	if s.Deletes() && w.KeyProblem != "" {
-		p.problem(CheckAbsence, "TopologyKeyUnknown", "%s, so nothing is cleaned up. %s", w.KeyProblem, keyAdvice)
-	}
-	if s.Deletes() && w.Incomplete != "" {
-		p.problem(CheckAbsence, "Incomplete", "Nothing is cleaned up: %s", w.Incomplete)
-		p.before(w.Now.Add(waitInterval))
-	}
 	if s.Deletes() {
+		if w.KeyProblem != "" {
+			p.problem(CheckAbsence, "TopologyKeyUnknown", "", "%s, so nothing is cleaned up. %s", w.KeyProblem, keyAdvice)
+		}
+		if w.Incomplete != "" {
+			p.problem(CheckAbsence, "Incomplete", "", "Nothing is cleaned up: %s", w.Incomplete)
+			p.before(w.Now.Add(waitInterval))
+		}
 		for _, name := range w.Unlabelled {
-			p.problem(CheckAbsence, "NodeWithoutLabel", "Node %s has the driver, but lacks the label of topology key %s. It may be any "+
-				"missing node, so nothing of missing nodes is cleaned up. Restore the label, or delete the Node", name, w.Key)
-			p.Problems[len(p.Problems)-1].Node = name
+			p.problem(CheckAbsence, "NodeWithoutLabel", name, "Node %s has the driver, but lacks the label of topology key %s. It may be "+
+				"any missing node, so nothing of missing nodes is cleaned up. Restore the label, or delete the Node", name, w.Key)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.Nodes)) {
@@ -548,10 +547,9 @@ func (p *Plan) planNodes(s Settings) {
 			p.Protect = append(p.Protect, name)
 		}
 		if s.NodeFinalizerMode == FinalizerOff && node.DeletionTimestamp != nil && slices.Contains(node.Finalizers, s.NodeFinalizer) {
-			p.problem(CheckFinalizer, "FinalizerOff", "Finalizer %[1]s keeps the Node, and --node-finalizer-mode=off does not remove it. "+
-				"Unless another component does, set --node-finalizer-mode=remove, or run storage-controller nodecontroller "+
+			p.problem(CheckFinalizer, "FinalizerOff", name, "Finalizer %[1]s keeps the Node, and --node-finalizer-mode=off does not "+
+				"remove it. Unless another component does, set --node-finalizer-mode=remove, or run storage-controller nodecontroller "+
 				"remove-finalizers --driver-name=%[2]s --node-finalizer=%[1]s --yes", s.NodeFinalizer, s.Driver)
-			p.Problems[len(p.Problems)-1].Node = name
 		}
 	}
 }

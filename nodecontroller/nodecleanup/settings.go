@@ -232,15 +232,11 @@ func (s Settings) Validate() error {
 	} else {
 		errs = append(errs, OneOf("--node-cleanup", s.NodeCleanup, ModeOff, ModeReport, ModeClaims, ModeVolumes))
 	}
-	for _, d := range []struct {
-		flag  string
-		value time.Duration
-	}{
-		{"node-finalizer-timeout", s.NodeFinalizerTimeout}, {"node-delete-grace", s.NodeDeleteGrace},
-		{"node-cleanup-window", s.NodeCleanupWindow}, {"pv-release-grace", s.PVReleaseGrace},
-	} {
-		check(d.value >= 0, "--%s: must not be negative, got %v", d.flag, d.value)
-	}
+	const notNegative = "--%s: must not be negative, got %v"
+	check(s.NodeFinalizerTimeout >= 0, notNegative, "node-finalizer-timeout", s.NodeFinalizerTimeout)
+	check(s.NodeDeleteGrace >= 0, notNegative, "node-delete-grace", s.NodeDeleteGrace)
+	check(s.NodeCleanupWindow >= 0, notNegative, "node-cleanup-window", s.NodeCleanupWindow)
+	check(s.PVReleaseGrace >= 0, notNegative, "pv-release-grace", s.PVReleaseGrace)
 	check(s.NodeMissingGrace >= s.MinMissingGrace, "--node-missing-grace: must be at least %v, got %v", s.MinMissingGrace,
 		s.NodeMissingGrace)
 	// NaN is not in the range either.
