@@ -37,7 +37,7 @@ func (c Config) validateNames() error {
 	check("--pvc-finalizer", prefixed, c.PVCFinalizer)
 	check("--pvc-obsolete-finalizers", prefixed, c.PVCObsoleteFinalizers...)
 	check("--resize-annotation", prefixed, c.ResizeAnnotation)
-	check("--topology-node-key", validation.IsQualifiedName, c.TopologyNodeKey)
+	check("--topology-node-key", ofSingleNodes, c.TopologyNodeKey)
 	check("--capacity-resource", extendedResource, c.CapacityResource)
 	check("--leader-election-id", validation.IsDNS1123Subdomain, c.LeaderElectionID)
 	check("--capacity-annotation-prefix", func(prefix string) []string {
@@ -113,6 +113,14 @@ func (c Config) DeletingFlags() []string {
 func prefixed(name string) []string {
 	if !strings.Contains(name, "/") {
 		return []string{"must have a prefix, as in example.com/name"}
+	}
+	return validation.IsQualifiedName(name)
+}
+
+// ofSingleNodes returns why name cannot be the label of single nodes. The volumes of a zone are not lost with its last node.
+func ofSingleNodes(name string) []string {
+	if short := name[strings.LastIndex(name, "/")+1:]; short == "zone" || short == "region" {
+		return []string{"must have one value per node, not per " + short}
 	}
 	return validation.IsQualifiedName(name)
 }

@@ -140,7 +140,7 @@ func (s *Service) withVolume(
 		switch {
 		case err != nil:
 			return step{}, err
-		case lv != nil && !ok: // a LogicalVolume that is gone needs no lock, which repeated calls about it may hold again and again
+		case lv != nil && !ok: // a LogicalVolume that does not exist needs no lock, which repeated calls about it may hold again and again
 			return subject{lv: "with ID " + id}.fail(codes.Aborted, "another call uses it. Repeat the call"), nil
 		}
 		return decide(k.state(lv)), nil

@@ -83,7 +83,7 @@ type Controller struct {
 	metrics    *metrics
 	limiter    *rate.Limiter // outlives a term
 	departures departures
-	losses     atomic.Int64 // of Nodes and CSINodes: deletions, and requests for them
+	changes    atomic.Int64 // deletions of Nodes and CSINodes, requests for them, and creations of volumes of lost nodes
 	registered kube.Registrations
 	resources  cache.DoneChecker                     // done when Resources are cached; nil: there are none
 	optional   []cache.DoneChecker                   // of the caches without which passes plan, but nothing is deleted
@@ -214,7 +214,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	live := apiServer{c.deps.Client, c.deps.Resources, c.cfg.Timeout}
 	t.deleter = &deleter{
 		apiServer: live, s: c.cfg.Settings, home: c.deps.Namespace, locks: c.deps.Locks, limiter: c.limiter, metrics: c.metrics,
-		send: c.send, losses: c.losses.Load,
+		send: c.send, changes: c.changes.Load,
 	}
 	t.caches = caches{c, live, expiring.NewExpiring()}
 	queue := workloop.New(workloop.Config{
@@ -235,14 +235,14 @@ func (t *term) pass(ctx context.Context, _ string) (next time.Time, err error) {
 		return wait, nil
 	}
 	defer func() { t.ended = time.Now() }()
-	losses := t.losses.Load()
+	changes := t.changes.Load()
 	err = t.readRecords(ctx)
 	if errors.Is(err, errNotHolder) {
 		t.end(err)
 		return time.Time{}, err
 	}
 	p, unlisted := t.decide(ctx)
-	p.losses = losses
+	p.changes = changes
 	if err == nil {
 		p.version, err = t.writeRecords(ctx, p)
 	}
@@ -428,7 +428,7 @@ func (t *term) publish(ctx context.Context, p Plan, failed, unlisted error) {
 		}
 	}
 	for resource, err := range t.deps.Informers.Forbidden() {
-		p.problem(CheckForbidden, "Forbidden/"+resource, "listing and watching %s for --node-cleanup=%s: %v%s", resource, t.cfg.mode(),
+		p.problem(CheckForbidden, "Forbidden/"+resource, "", "listing and watching %s for --node-cleanup=%s: %v%s", resource, t.cfg.mode(),
 			err, grantHint)
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.world.Nodes)) {
@@ -440,9 +440,8 @@ func (t *term) publish(ctx context.Context, p Plan, failed, unlisted error) {
 	if failed != nil {
 		for _, node := range p.waiting(t.cfg.Settings) {
 			if t.cfg.overdue(node, p.world.Now) && t.cfg.optOut("Node", node) != "" {
-				p.problem(CheckForbidden, "Unrecorded", "The Node has opted out of the cleanup. It keeps its finalizer until the opt-out "+
-					"can be written to ConfigMap %s", ConfigMapName(t.cfg.Driver))
-				p.Problems[len(p.Problems)-1].Node = node.Name
+				p.problem(CheckForbidden, "Unrecorded", node.Name, "The Node has opted out of the cleanup. It keeps its finalizer until "+
+					"the opt-out can be written to ConfigMap %s", ConfigMapName(t.cfg.Driver))
 			}
 		}
 	}

@@ -33,7 +33,7 @@ type deleter struct {
 	limiter *rate.Limiter
 	send    func(news)
 	metrics *metrics
-	losses  func() int64 // number of losses that this process has seen
+	changes func() int64 // see Controller.changes
 }
 
 // errLimited means that --node-cleanup-qps is used up.
@@ -42,8 +42,8 @@ var errLimited = errors.New("--node-cleanup-qps is used up")
 // errOutdated means that the API server has something else than the plan. The next pass decides again.
 var errOutdated = errors.New("the API server has another state than the caches")
 
-// errChanged means that another node was lost, or that the records have changed. The next pass decides again.
-var errChanged = errors.New("the records have changed, or another node was lost")
+// errChanged is the refusal of rule unchanged alone. The next pass decides again.
+var errChanged = errors.New("the records have changed, another node was lost, or a volume of a lost node was created")
 
 // refusedError is a refusal by [mayClean] with live facts.
 type refusedError struct{ Reason }
@@ -61,7 +61,7 @@ func (d *deleter) facts(ctx context.Context, p Plan, st Step) (f facts, moment e
 		return f, moment, errNotHolder
 	}
 	f, err = liveFacts(ctx, d.s, d.apiServer, p, st)
-	f.Changed = cm == nil || cm.ResourceVersion != p.version || d.losses() != p.losses
+	f.Changed = cm == nil || cm.ResourceVersion != p.version || d.changes() != p.changes
 	f.Now = time.Now()
 	return f, moment, err
 }

@@ -42,7 +42,9 @@ func (c *Controller) watch() {
 		},
 		Delete: c.csiNodeDeleted,
 	}))
-	add(c.volumes.Handle(onChange(func(pv *corev1.PersistentVolume) { c.enqueue(c.mayBeLost(pv)) })))
+	volumes := onChange(func(pv *corev1.PersistentVolume) { c.enqueue(c.mayBeLost(pv)) })
+	volumes.Add = c.volumeCreated
+	add(c.volumes.Handle(volumes))
 	add(c.claims.Handle(onChange(func(claim *corev1.PersistentVolumeClaim) { c.enqueue(c.isOfLost(claim.Spec.VolumeName)) })))
 	add(c.classes.Handle(onChange(func(class *storagev1.StorageClass) { c.enqueue(class.Provisioner == c.cfg.Driver) })))
 	if c.attachments != nil {
@@ -90,14 +92,22 @@ func (c *Controller) isOfLost(volume string) bool {
 	return ok && c.mayBeLost(pv)
 }
 
+// volumeCreated: a custom resource of the volume may be due, because the lists of the pass lack the volume.
+func (c *Controller) volumeCreated(pv *corev1.PersistentVolume) {
+	if c.mayBeLost(pv) {
+		c.changes.Add(1)
+		c.enqueue(true)
+	}
+}
+
 func (c *Controller) nodeDeleted(node *corev1.Node) {
-	c.losses.Add(1)
+	c.changes.Add(1)
 	c.departures.add(c.cfg.Settings, node, node, true)
 	c.enqueue(true)
 }
 
 func (c *Controller) csiNodeDeleted(*storagev1.CSINode) {
-	c.losses.Add(1)
+	c.changes.Add(1)
 	c.enqueue(true)
 }
 
@@ -108,7 +118,7 @@ func (c *Controller) nodeUpdated(old, node *corev1.Node) {
 		c.nodeDeleted(old)
 		return
 	case old.DeletionTimestamp == nil && node.DeletionTimestamp != nil:
-		c.losses.Add(1)
+		c.changes.Add(1)
 	}
 	for label, value := range old.Labels {
 		if node.Labels[label] != value && c.mayBeKey(node, label) {

@@ -328,7 +328,7 @@ func checkDeleting(s Settings, f facts, refuse refuse) {
 			case !s.holds(n):
 				refuse(never, "NodeReleased", "Node %s does not wait for finalizer %s", n.Name, s.NodeFinalizer)
 			default:
-				if until, drains := s.drains(n, f.Now); drains {
+				if until, drains := s.drains(h.Record, n, f.Now); drains {
 					refuse(until, "DeleteGrace", "pods may still be draining from Node %s (--node-delete-grace, or finalizers of other "+
 						"components)", n.Name)
 				}
@@ -337,14 +337,24 @@ func checkDeleting(s Settings, f facts, refuse refuse) {
 	}
 }
 
-// drains reports whether pods may still be draining from n, which is being deleted, and until when, zero if time does not end it.
-func (s Settings) drains(n *corev1.Node, now time.Time) (until time.Time, drains bool) {
+// drains reports whether pods may still be draining from n, which is being deleted, and until when, zero if time does not end it. r is
+// the record of its host.
+func (s Settings) drains(r LostNode, n *corev1.Node, now time.Time) (until time.Time, drains bool) {
 	others := slices.ContainsFunc(n.Finalizers, func(f string) bool { return f != s.NodeFinalizer })
 	if s.NodeFinalizerWaitForOthers && others && isReady(n) {
 		return never, true
 	}
-	until = n.DeletionTimestamp.Add(s.NodeDeleteGrace)
+	until = s.graceEnd(r, n)
 	return until, now.Before(until)
+}
+
+// graceEnd returns the end of --node-delete-grace for n, which is being deleted. r is the record of its host.
+func (s Settings) graceEnd(r LostNode, n *corev1.Node) time.Time {
+	start := n.DeletionTimestamp.Time
+	if r.Restarted.After(start) {
+		start = r.Restarted
+	}
+	return start.Add(s.NodeDeleteGrace)
 }
 
 func checkGrace(s Settings, f facts, refuse refuse) {
@@ -372,8 +382,10 @@ func checkWatched(s Settings, f facts, refuse refuse) {
 // of the last check. A clock that was set forward for as long has the same effect: the grace may not have passed.
 func (s Settings) unwatched(r LostNode, last, now time.Time) bool {
 	seen := r.Since
-	if last.After(seen) && !last.After(now) {
-		seen = last
+	for _, at := range []time.Time{last, r.Restarted} {
+		if at.After(seen) && !at.After(now) {
+			seen = at
+		}
 	}
 	return now.Sub(seen) > s.ClockGap
 }
@@ -433,7 +445,7 @@ func checkOrder(s Settings, f facts, refuse refuse) {
 
 func checkUnchanged(_ Settings, f facts, refuse refuse) {
 	if f.Changed {
-		refuse(never, "Changed", "another node was lost, or the records have changed, since the plan")
+		refuse(never, "Changed", "%v", errChanged)
 	}
 }
 

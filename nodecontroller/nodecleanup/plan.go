@@ -28,7 +28,7 @@ type Plan struct {
 	world                    world  // that it was made of
 	wantsNodes, wantsVolumes bool   // see needsLists
 	version                  string // resourceVersion of the ConfigMap with its records
-	losses                   int64  // that the process had seen before it read the caches
+	changes                  int64  // see Controller.changes, before the caches were read
 }
 
 // HostPlan is the part of a [Plan] about one host.
@@ -132,7 +132,7 @@ func plan(s Settings, w world, r Records, tried attempts) Plan {
 			p.Hosts = append(p.Hosts, of)
 		}
 		for _, node := range h.Leaving {
-			p.before(node.DeletionTimestamp.Add(s.NodeDeleteGrace))
+			p.before(s.graceEnd(n, node))
 			p.before(node.DeletionTimestamp.Add(s.NodeFinalizerTimeout))
 		}
 		p.before(n.Acted.Add(s.NodeCleanupWindow))
@@ -148,9 +148,9 @@ func (p *Plan) before(at time.Time) {
 	}
 }
 
-// problem adds a problem that concerns more than one host.
-func (p *Plan) problem(check Check, name, format string, args ...any) {
-	p.Problems = append(p.Problems, Reason{Check: check, Name: name, Message: fmt.Sprintf(format, args...)})
+// problem adds a problem that concerns more than one host. node is the name of the Node that it is about, or empty.
+func (p *Plan) problem(check Check, name, node, format string, args ...any) {
+	p.Problems = append(p.Problems, Reason{Check: check, Name: name, Node: node, Message: fmt.Sprintf(format, args...)})
 }
 
 // planRecords moves approvals into the records, updates them, and updates the fields about all of them.
@@ -176,11 +176,11 @@ func (p *Plan) planRecords(s Settings) {
 			delete(p.Records.Lost, value)
 		}
 		if slices.Contains(approved, value) && next.Approved.IsZero() {
-			p.problem(CheckGrace, "ApprovalWithoutEffect", "the approval of %s has no effect: its loss has ended, or no process has "+
+			p.problem(CheckGrace, "ApprovalWithoutEffect", "", "the approval of %s has no effect: its loss has ended, or no process has "+
 				"watched it. If it does not return, approve it again", before.Name())
 		}
 		if next.Unparsable {
-			p.problem(CheckScope, "Unparsable", "the record of lost node %s cannot be parsed. It is not cleaned up, and further lost "+
+			p.problem(CheckScope, "Unparsable", "", "the record of lost node %s cannot be parsed. It is not cleaned up, and further lost "+
 				"nodes are held. Correct or remove the record in ConfigMap %s", value, ConfigMapName(s.Driver))
 		}
 	}
@@ -203,6 +203,9 @@ func (p *Plan) planRecords(s Settings) {
 func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode, bool) {
 	before := r
 	r.Value = h.Value
+	if r.Since.After(w.Now) { // it is no time of this loss
+		r.Since = time.Time{}
+	}
 	gap := known && s.unwatched(r, w.Checked, w.Now)
 	switch {
 	case !isRecordable(h.Value) || r.Unparsable || h.Stale && !gap:
@@ -235,8 +238,12 @@ func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode,
 	if gap {
 		r = r.interrupted()
 	}
-	if h.Presence == missing && (r.Since.IsZero() || r.Since.After(w.Now)) {
-		r.Since = w.Now.UTC().Truncate(time.Millisecond)
+	unseen := h.Presence == deleting && r.UID != before.UID && w.Now.Sub(h.leaving(r.UID).DeletionTimestamp.Time) > s.ClockGap
+	switch now := w.Now.UTC().Truncate(time.Millisecond); {
+	case gap && h.Presence != missing, unseen:
+		r.Restarted = now
+	case h.Presence == missing && r.Since.IsZero():
+		r.Since, r.Restarted = now, time.Time{}
 	}
 	if !w.Fresh && (!r.Since.Equal(before.Since) || before.UID != "" && before.UID != r.UID) {
 		return before, known
@@ -256,8 +263,7 @@ func nextRecord(s Settings, w world, h *host, r LostNode, known bool) (LostNode,
 
 // deleting returns the record with a Node of h that is being deleted. An opt-out in the record may be that of an administrator.
 func (n LostNode) deleting(s Settings, h *host) LostNode {
-	i := max(0, slices.IndexFunc(h.Leaving, func(node *corev1.Node) bool { return node.UID == n.UID }))
-	node := h.Leaving[i]
+	node := h.leaving(n.UID)
 	switch {
 	case n.UID != node.UID:
 		n = n.another(node.CreationTimestamp.Time)
@@ -270,6 +276,12 @@ func (n LostNode) deleting(s Settings, h *host) LostNode {
 	// Other modes do not read pods.
 	n.Planned = n.Planned || s.Deletes() && s.holds(node) && node.Spec.Unschedulable && !h.Used && !acted
 	return n
+}
+
+// leaving returns the Node with a UID that is being deleted, or another one.
+func (h *host) leaving(uid types.UID) *corev1.Node {
+	i := slices.IndexFunc(h.Leaving, func(node *corev1.Node) bool { return node.UID == uid })
+	return h.Leaving[max(0, i)]
 }
 
 // missing returns the record with the deleted Node that this process last saw, or nil. If that is another Node than the recorded
@@ -306,7 +318,8 @@ func isPending(w world, it *item, reasons []Reason) bool {
 	return !slices.ContainsFunc(reasons, kept) && !slices.ContainsFunc(it.Values, stays)
 }
 
-// verdict evaluates the breaker. pending are the hosts with something to delete, now or later.
+// verdict evaluates the breaker. pending are the hosts with something to delete, now or later. In the window, other hosts count as well:
+// nodes that disappear together are one accident, whatever their owners agreed to.
 func verdict(s Settings, w world, r Records, pending map[string]bool) Verdict {
 	var v Verdict
 	for value := range pending {
@@ -317,7 +330,12 @@ func verdict(s Settings, w world, r Records, pending map[string]bool) Verdict {
 	waits := false
 	for value, n := range r.Lost {
 		waits = waits || n.opens()
-		if !n.Planned && w.Now.Before(n.Acted.Add(s.NodeCleanupWindow)) {
+		events := []time.Time{n.Acted, n.Since}
+		if h := w.Hosts[value]; h.Presence == deleting {
+			events = append(events, h.leaving(n.UID).DeletionTimestamp.Time)
+		}
+		recent := slices.ContainsFunc(events, func(at time.Time) bool { return w.Now.Before(at.Add(s.NodeCleanupWindow)) })
+		if recent && !n.Planned {
 			v.Names = append(v.Names, value)
 		}
 	}
@@ -466,7 +484,7 @@ func keepsFinalizer(
 ) (kept bool, reason, message string) {
 	const skipped = "The claims of the node are kept: "
 	recorded := r.UID == node.UID && !r.Unparsable
-	_, drains := s.drains(node, w.Now)
+	_, drains := s.drains(r, node, w.Now)
 	switch out := s.optOut("Node", node); {
 	case s.SkipNodeFinalize:
 		return false, reasonSkipped, skipped + "--skip-node-finalize is set"
@@ -510,18 +528,17 @@ func (st Step) waits() bool {
 // planNodes adds the problems of nodes, and the Nodes that get the finalizer.
 func (p *Plan) planNodes(s Settings) {
 	w := p.world
-	if s.Deletes() && w.KeyProblem != "" {
-		p.problem(CheckAbsence, "TopologyKeyUnknown", "%s, so nothing is cleaned up. %s", w.KeyProblem, keyAdvice)
-	}
-	if s.Deletes() && w.Incomplete != "" {
-		p.problem(CheckAbsence, "Incomplete", "Nothing is cleaned up: %s", w.Incomplete)
-		p.before(w.Now.Add(waitInterval))
-	}
 	if s.Deletes() {
+		if w.KeyProblem != "" {
+			p.problem(CheckAbsence, "TopologyKeyUnknown", "", "%s, so nothing is cleaned up. %s", w.KeyProblem, keyAdvice)
+		}
+		if w.Incomplete != "" {
+			p.problem(CheckAbsence, "Incomplete", "", "Nothing is cleaned up: %s", w.Incomplete)
+			p.before(w.Now.Add(waitInterval))
+		}
 		for _, name := range w.Unlabelled {
-			p.problem(CheckAbsence, "NodeWithoutLabel", "Node %s has the driver, but lacks the label of topology key %s. It may be any "+
-				"missing node, so nothing of missing nodes is cleaned up. Restore the label, or delete the Node", name, w.Key)
-			p.Problems[len(p.Problems)-1].Node = name
+			p.problem(CheckAbsence, "NodeWithoutLabel", name, "Node %s has the driver, but lacks the label of topology key %s. It may be "+
+				"any missing node, so nothing of missing nodes is cleaned up. Restore the label, or delete the Node", name, w.Key)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.Nodes)) {
@@ -530,10 +547,9 @@ func (p *Plan) planNodes(s Settings) {
 			p.Protect = append(p.Protect, name)
 		}
 		if s.NodeFinalizerMode == FinalizerOff && node.DeletionTimestamp != nil && slices.Contains(node.Finalizers, s.NodeFinalizer) {
-			p.problem(CheckFinalizer, "FinalizerOff", "Finalizer %[1]s keeps the Node, and --node-finalizer-mode=off does not remove it. "+
-				"Unless another component does, set --node-finalizer-mode=remove, or run storage-controller nodecontroller "+
+			p.problem(CheckFinalizer, "FinalizerOff", name, "Finalizer %[1]s keeps the Node, and --node-finalizer-mode=off does not "+
+				"remove it. Unless another component does, set --node-finalizer-mode=remove, or run storage-controller nodecontroller "+
 				"remove-finalizers --driver-name=%[2]s --node-finalizer=%[1]s --yes", s.NodeFinalizer, s.Driver)
-			p.Problems[len(p.Problems)-1].Node = name
 		}
 	}
 }

@@ -43,6 +43,8 @@ func TestNextRecord(t *testing.T) {
 	annotate(opts, disabled)
 	cordoned := leavingNode("u")
 	cordoned.Spec.Unschedulable = true
+	old := leavingNode("u")
+	old.DeletionTimestamp.Time = ago(11 * time.Minute)
 	foreign := cordoned.DeepCopy()
 	foreign.Finalizers = []string{"example.com/other"}
 	with := func(r LostNode, change func(*LostNode)) *LostNode { change(&r); return &r }
@@ -75,6 +77,9 @@ func TestNextRecord(t *testing.T) {
 			&LostNode{Node: "h", UID: "v", Since: noon}},
 		{"a since in the future", host{Presence: missing}, with(lost, func(r *LostNode) { r.Since = ago(-time.Hour) }), nil,
 			&LostNode{Node: "h", UID: "u", Since: noon}},
+		{"a since in the future, and its Node had opted out", host{Presence: missing,
+			Last: &departed{Name: "h", UID: "u", OptedOut: true, At: noon}}, &LostNode{Since: ago(-time.Hour)}, nil,
+			&LostNode{Node: "h", UID: "u", Since: noon, OptedOut: true}},
 		{"ten minutes without a check", host{Presence: missing}, with(approved, func(r *LostNode) {
 			r.Since, r.Planned = ago(time.Hour),
 				true
@@ -127,6 +132,22 @@ func TestNextRecord(t *testing.T) {
 			&LostNode{Node: "h", UID: "u", OptedOut: true}},
 		{"an administrator has opted it out", host{Presence: deleting, Leaving: []*corev1.Node{leavingNode("u")}},
 			&LostNode{Node: "h", UID: "u", OptedOut: true}, nil, &LostNode{Node: "h", UID: "u", OptedOut: true}},
+		{"being deleted, unobserved for ten minutes", host{Presence: deleting, Leaving: []*corev1.Node{old}}, nil,
+			func(w *world) { w.Fresh = false }, &LostNode{Node: "h", UID: "u", Restarted: noon}},
+		{"being deleted, without a check for ten minutes", host{Presence: deleting, Leaving: []*corev1.Node{leavingNode("u")}},
+			&LostNode{Node: "h", UID: "u", Planned: true, Approved: since, Restarted: ago(time.Hour)},
+			func(w *world) { w.Checked = ago(11 * time.Minute) }, &LostNode{Node: "h", UID: "u", Restarted: noon}},
+		{"being deleted, without a check since the grace started again", host{Presence: deleting, Leaving: []*corev1.Node{old}},
+			&LostNode{Node: "h", UID: "u", Restarted: since}, func(w *world) { w.Checked = time.Time{} },
+			&LostNode{Node: "h", UID: "u", Restarted: since}},
+		{"being deleted for ten minutes, with checks", host{Presence: deleting, Leaving: []*corev1.Node{old}},
+			&LostNode{Node: "h", UID: "u"}, nil, &LostNode{Node: "h", UID: "u"}},
+		{"unclear, without a check for ten minutes", host{Presence: unclear, Nodes: []*corev1.Node{old}}, &LostNode{Node: "h", UID: "u"},
+			func(w *world) { w.Checked = ago(11 * time.Minute) }, &LostNode{Node: "h", UID: "u", Restarted: noon}},
+		{"unclear after its grace has started again", host{Presence: unclear, Nodes: []*corev1.Node{old}},
+			&LostNode{Node: "h", UID: "u", Restarted: since}, nil, &LostNode{Node: "h", UID: "u", Restarted: since}},
+		{"missing after its grace has started again", host{Presence: missing}, &LostNode{Node: "h", UID: "u", Restarted: since}, nil,
+			&LostNode{Node: "h", UID: "u", Since: noon}},
 		{"being deleted and drained", host{Presence: deleting, Leaving: []*corev1.Node{cordoned}}, nil, nil,
 			&LostNode{Node: "h", UID: "u", Planned: true}},
 		{"drained, and another finalizer keeps it", host{Presence: deleting, Leaving: []*corev1.Node{foreign}}, nil, nil,
@@ -241,6 +262,7 @@ func TestReleases(t *testing.T) {
 		{"another Node exists", func(_ *Settings, _ *world, h *host, _ *LostNode) { h.Presence = present }, nil, ""},
 		{"unclear", func(_ *Settings, _ *world, h *host, _ *LostNode) { h.Presence = unclear }, nil, ""},
 		{"the grace", func(s *Settings, _ *world, _ *host, _ *LostNode) { s.NodeDeleteGrace = 7 * time.Minute }, nil, ""},
+		{"the grace that has started again", func(_ *Settings, _ *world, _ *host, r *LostNode) { r.Restarted = ago(time.Minute) }, nil, ""},
 		{"drained by another component", func(_ *Settings, _ *world, h *host, _ *LostNode) {
 			h.Leaving[0].Finalizers = append(h.Leaving[0].Finalizers, "example.com/drain")
 			h.Leaving[0].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}

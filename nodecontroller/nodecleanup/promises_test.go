@@ -63,9 +63,9 @@ func (r *run) checkDeletion(p *actor, w world, f facts) {
 		default:
 			r.seen["deleted after the grace"]++
 			truth.acted = r.now
+			r.checkBreaker(records)
 		}
 	}
-	r.checkBreaker()
 }
 
 // valuesOf returns the hosts of a volume and of a custom resource.
@@ -193,6 +193,7 @@ func (r *run) hostViolations(p *actor, w world, records Records, value string, a
 			}
 			add(!slices.Contains(m.Finalizers, testFinalizer) || s.NodeFinalizerMode == FinalizerOff, 11, "Node %s does not wait", m.Name)
 			add(r.now.Sub(m.DeletionTimestamp.Time) < s.NodeDeleteGrace-tolerance, 11, "Node %s is in its grace", m.Name)
+			add(r.now.Sub(truth.unwatched) < s.NodeDeleteGrace-tolerance, 25, "the grace of Node %s starts after the gap", m.Name)
 			ready := m.Status.Conditions[0].Status == corev1.ConditionTrue
 			add(s.NodeFinalizerWaitForOthers && len(m.Finalizers) > 1 && ready, 11, "Node %s may drain", m.Name)
 			add(m.Annotations[testAnnotation] != "" && m.Annotations[testAnnotation] != enabled, 3, "Node %s opts out", m.Name)
@@ -243,17 +244,23 @@ func nodesWithDriver(w world) (nodes []*corev1.Node) {
 	return nodes
 }
 
-// checkBreaker asserts the number of hosts that were cleaned up within the window, whichever leader did that.
-func (r *run) checkBreaker() {
-	var acted []string
+// checkBreaker asserts the number of hosts that were lost, or cleaned up, within the window, whichever leader did that.
+func (r *run) checkBreaker(records Records) {
+	var names []string
 	for value, h := range r.hosts {
 		if !h.acted.IsZero() && r.now.Sub(h.acted) < r.settings.NodeCleanupWindow {
-			acted = append(acted, value)
+			names = append(names, value)
 		}
 	}
+	for value, n := range records.Lost {
+		if !n.Planned && r.now.Sub(n.Since) < r.settings.NodeCleanupWindow {
+			names = append(names, value)
+		}
+	}
+	names = sorted(names)
 	limit := max(r.settings.NodeCleanupMinNodes, int(math.Floor(float64(hosts+1)*r.settings.NodeCleanupMaxFraction+1e-9)))
-	if len(acted) > limit {
-		r.fail("promise 14: %v were cleaned up within the window, at most %d may be", sorted(acted), limit)
+	if len(names) > limit {
+		r.fail("promise 14: %v were lost or cleaned up within the window, at most %d may be", names, limit)
 	}
 }
 
@@ -358,11 +365,14 @@ func (r *run) checkChange(p *actor, value string, b LostNode, known bool, a Lost
 		}
 	}
 	last := before.Checked
-	if b.Since.After(last) {
-		last = b.Since
+	for _, at := range []time.Time{b.Since, b.Restarted} {
+		if at.After(last) {
+			last = at
+		}
 	}
 	if known && fresh && r.now.Sub(last) > r.settings.ClockGap {
 		r.seen["gap"]++
+		truth.unwatched = r.now
 		if a.Since.Equal(b.Since) && !b.Since.IsZero() && !a.returned() || !a.Approved.IsZero() {
 			r.fail("promise 25: the grace or the approval of %s continued after a gap: %+v, before %+v", value, a, b)
 		}

@@ -188,6 +188,7 @@ type truth struct {
 	held, approved time.Time // since when; zero: not
 	approvedAll    bool
 	acted          time.Time // last deletion that the breaker counts
+	unwatched      time.Time // end of the last time without a check
 }
 
 func (r *run) truth(value string) *truth {
@@ -436,8 +437,12 @@ func (r *run) remove(ctx context.Context, p *actor, w world, pl Plan, st Step, w
 	if !r.leads(p) {
 		return
 	}
-	if fails := r.fails; fails != "" {
-		r.fails = ""
+	fails := r.fails
+	r.fails = ""
+	if pv := f.Item.Volume; fails == "changed" && pv != nil { // by another client, after the live reads
+		r.editVolume(pv.Name, func(*corev1.PersistentVolume) {})
+		r.editClaim(pv.Spec.ClaimRef.Name, func(*corev1.PersistentVolumeClaim) {})
+	} else if fails != "" {
 		check := CheckFailed
 		if fails == "refused" {
 			check = CheckForbidden
@@ -552,7 +557,7 @@ func (r *run) apply(o operation) {
 	case opInterfere:
 		r.inner, r.at = &operation{anything[v%len(anything)], o.host, uint8(v/8*11 + v%8)}, v/8%5
 	case opFail:
-		r.fails = []string{"refused", "not sent", "unanswered"}[v%3]
+		r.fails = []string{"refused", "not sent", "unanswered", "changed"}[v%4]
 	}
 }
 

@@ -48,6 +48,7 @@ type LostNode struct {
 	Node        string    `json:"node,omitempty"`        // name of the Node; empty if no process has seen it
 	UID         types.UID `json:"uid,omitempty"`         // of the Node
 	Since       time.Time `json:"since,omitzero"`        // lists confirmed that no Node exists; zero: one may exist
+	Restarted   time.Time `json:"restarted,omitzero"`    // a Node is being deleted that no process watched: its grace started again
 	Planned     bool      `json:"planned,omitempty"`     // a drained Node was deleted: the breaker does not count it
 	Held        string    `json:"held,omitempty"`        // [HeldByBreaker]: until an approval or the return of the Node
 	Approved    time.Time `json:"approved,omitzero"`     // an administrator approved the cleanup of this loss

@@ -140,6 +140,10 @@ func TestVerdict(t *testing.T) {
 		{"the window", map[string]LostNode{"a": {Acted: recent}}, "b", 10, true, 2},
 		{"after the window", map[string]LostNode{"a": {Acted: old}}, "b", 10, false, 1},
 		{"a planned removal", map[string]LostNode{"a": {Planned: true}, "c": {Planned: true, Acted: recent}}, "a b", 10, false, 1},
+		{"a recent loss without anything to delete", map[string]LostNode{"a": {Since: recent}}, "b", 10, true, 2},
+		{"an earlier loss without anything to delete", map[string]LostNode{"a": {Since: old}}, "b", 10, false, 1},
+		{"a recent loss that was planned", map[string]LostNode{"a": {Since: recent, Planned: true}}, "b", 10, false, 1},
+		{"a Node that is being deleted, without anything to delete", map[string]LostNode{"a": {UID: "u"}}, "b", 10, true, 2},
 		{"an approved loss counts", map[string]LostNode{"a": {Approved: noon}}, "a b", 10, true, 2},
 		{"held", map[string]LostNode{"a": {Held: HeldByBreaker}}, "", 10, true, 0},
 		{"held, and opted out", map[string]LostNode{"a": {Held: HeldByBreaker, OptedOut: true}}, "", 10, false, 0},
@@ -147,7 +151,12 @@ func TestVerdict(t *testing.T) {
 			0},
 	} {
 		s, _ := permitted(KindClaim, false)
-		w, pending := world{objects: objects{Now: noon}}, map[string]bool{}
+		w, pending := world{objects: objects{Now: noon}, Hosts: map[string]*host{}}, map[string]bool{}
+		for value, n := range c.lost {
+			if w.Hosts[value] = (&host{Presence: missing}); n.UID == "u" {
+				w.Hosts[value] = &host{Presence: deleting, Leaving: []*corev1.Node{leavingNode("u")}}
+			}
+		}
 		for _, value := range strings.Fields(c.pending) {
 			pending[value] = true
 		}

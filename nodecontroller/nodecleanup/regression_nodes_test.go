@@ -566,7 +566,7 @@ func TestFinalizerIsIgnored(t *testing.T) {
 	}
 }
 
-// TestNamespacesBeforeAHold: claims of namespaces that have opted out do not count for the breaker.
+// TestNamespacesBeforeAHold: after the window, claims of namespaces that have opted out do not count for the breaker.
 func TestNamespacesBeforeAHold(t *testing.T) {
 	f := scenario(t, func(f *fixture) { f.cfg.NodeCleanupWindow = shortGrace })
 	ten(f)
@@ -576,9 +576,10 @@ func TestNamespacesBeforeAHold(t *testing.T) {
 	}
 	f.start()
 	f.observed("c1")
-	for _, n := range []string{"n1", "n3"} {
-		f.deleteNode(n)
-	}
+	f.deleteNode("n3")
+	f.missing("n3")
+	f.passed(time.Now(), f.cfg.NodeCleanupWindow)
+	f.deleteNode("n1")
 	f.claimDeleted("c1")
 	if open := f.messages("CSIDriver", f.driver, "NodeCleanupBreakerOpen"); len(open) > 0 {
 		t.Errorf("the breaker opened: %q", open)

@@ -4,6 +4,9 @@
 package nodecleanup
 
 import (
+	"context"
+	"errors"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -101,6 +104,30 @@ func TestResourcesOfVolumesThatStay(t *testing.T) {
 			resources.kept("lv")
 		})
 	}
+	t.Run("that_are_created_after_the_list", func(t *testing.T) {
+		f := scenario(t, func(f *fixture) { parity(f); f.cfg.TopologyNodeKey = f.key })
+		resources := f.installLogicalVolumes()
+		resources.create("lv", "n", "pv-a")
+		started, created := make(chan struct{}), make(chan struct{})
+		f.proxied(once(func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/logicalvolumes/lv") }, func() {
+			<-started
+			before := f.c.changes.Load()
+			f.volume("pv-a", []string{"n"}, retained) // by an administrator
+			f.eventually("the controller observes it", func(context.Context) error {
+				if f.c.changes.Load() == before {
+					return errors.New("it does not")
+				}
+				return nil
+			})
+			close(created)
+		}))
+		f.onlyWrites()
+		f.start()
+		close(started)
+		<-created
+		f.stays(2*shortGrace, f.getVolume("pv-a"))
+		resources.kept("lv")
+	})
 	t.Run("of_a_node_with_another_name", func(t *testing.T) {
 		f := scenario(t, func(f *fixture) {
 			parity(f)

@@ -82,9 +82,9 @@ func (t *term) csiDriver(ctx context.Context) *storagev1.CSIDriver {
 
 // of returns e about a volume, and about its claim.
 func (it *item) of(kind, reason, message string) []news {
-	all := []news{{object: it.Volume, kind: kind, reason: reason, message: message}}
+	all := []news{{it.Volume, "", kind, reason, message}}
 	if it.Claim != nil {
-		all = append(all, news{object: it.Claim, kind: kind, reason: reason, message: message})
+		all = append(all, news{it.Claim, "", kind, reason, message})
 	}
 	return all
 }
@@ -179,34 +179,29 @@ func (h HostPlan) volumes() []Step {
 func (h HostPlan) events(before HostPlan) (all []news) {
 	lost := !h.Since.IsZero() && !h.Since.Equal(before.Since)
 	for _, st := range h.Steps {
-		if reason, kind := st.reported(); st.Kind == KindResource {
-			known := slices.ContainsFunc(before.Steps, func(was Step) bool {
-				r, _ := was.reported()
-				return was.Kind == KindResource && was.Item.Resource.UID == st.Item.Resource.UID && r.same(reason)
-			})
-			if kind == reasonBlocked && reason.Check == CheckForbidden && !known {
-				all = append(all, warn(nil, kind, reason.Message))
-			}
-			continue
-		}
-		if lost {
+		kind := KindVolume // of the object that the step is about
+		if st.Kind == KindResource {
+			kind = KindResource
+		} else if lost {
 			all = append(all, st.Item.of(corev1.EventTypeWarning, reasonMissing,
 				fmt.Sprintf("Node %s of this volume is missing. %s", h.Name(), h.Next))...)
 		}
-		i := slices.IndexFunc(before.Steps, func(was Step) bool {
-			return was.Item.Volume != nil && was.Item.Volume.UID == st.Item.Volume.UID && was.Kind != KindResource
+		reason, event := st.reported()
+		known := slices.ContainsFunc(before.Steps, func(was Step) bool {
+			r, _ := was.reported()
+			return (was.Kind == KindResource) == (kind == KindResource) && was.Item.target(kind) == st.Item.target(kind) &&
+				r.Name == reason.Name && r.Check == reason.Check
 		})
-		reason, kind := st.reported()
-		if i >= 0 {
-			if was, _ := before.Steps[i].reported(); was.Name == reason.Name && was.Check == reason.Check {
-				continue
+		switch {
+		case known:
+		case kind == KindResource:
+			if event == reasonBlocked && reason.Check == CheckForbidden {
+				all = append(all, warn(nil, event, reason.Message))
 			}
-		}
-		switch kind {
-		case reasonBlocked:
-			all = append(all, warn(st.Item.Volume, kind, reason.Message))
-		case reasonSkipped:
-			all = append(all, st.Item.of(corev1.EventTypeWarning, kind, "Nothing is cleaned up: "+reason.String())...)
+		case event == reasonBlocked:
+			all = append(all, warn(st.Item.Volume, event, reason.Message))
+		case event == reasonSkipped:
+			all = append(all, st.Item.of(corev1.EventTypeWarning, event, "Nothing is cleaned up: "+reason.String())...)
 		}
 	}
 	return all
@@ -232,24 +227,10 @@ func (st Step) reported() (r Reason, event string) {
 	return Reason{}, ""
 }
 
-// due returns the end of the grace of a missing host.
-func (h HostPlan) due(s Settings) time.Time {
-	if !h.Approved.IsZero() {
-		return h.Approved
-	}
-	return h.Since.Add(s.NodeMissingGrace)
-}
-
 // kept returns why a step is not done, unless only time or an approval is needed.
 func (st Step) kept() (why Reason, kept bool) {
 	for _, r := range st.Reasons {
-		switch r.Check {
-		case CheckMode:
-			if r.Name != "ReportOnly" {
-				return r, true
-			}
-		case CheckGrace, CheckBreaker, CheckOrder, CheckFailed:
-		default:
+		if r.Name != "ReportOnly" && !slices.Contains([]Check{CheckGrace, CheckBreaker, CheckOrder, CheckFailed}, r.Check) {
 			return r, true
 		}
 	}
@@ -268,6 +249,7 @@ func (p Plan) sentence(s Settings, h HostPlan) string {
 	}
 	delete(doomed, KindNone)
 	would := func(verb string) string { return counted(doomed, kept, verb) }
+	graceEnd := h.Since.Add(s.NodeMissingGrace)
 	switch {
 	case h.Unparsable:
 		return h.Next
@@ -284,8 +266,8 @@ func (p Plan) sentence(s Settings, h HostPlan) string {
 			p.Breaker.Total, p.Breaker.Limit, would("would be deleted"))
 	case h.Presence == deleting:
 		return would("are being deleted before the finalizer of its Node is removed")
-	case h.Presence == missing && p.world.Now.Before(h.due(s)):
-		return would("will be deleted after "+h.due(s).UTC().Format(time.RFC3339)) + ", unless it returns"
+	case h.Presence == missing && h.Approved.IsZero() && p.world.Now.Before(graceEnd):
+		return would("will be deleted after "+graceEnd.UTC().Format(time.RFC3339)) + ", unless it returns"
 	case h.Presence == missing:
 		return would("are being deleted")
 	}

@@ -158,6 +158,9 @@ var refusals = []struct {
 	{"the grace of the deletion", "deleting", KindClaim, true, func(_ *Settings, f *facts) {
 		f.Hosts[0].Nodes[0].DeletionTimestamp.Time = ago(time.Minute)
 	}},
+	{"the grace of the deletion has started again", "deleting", KindClaim, true, func(_ *Settings, f *facts) {
+		f.Hosts[0].Record.Restarted = ago(time.Minute)
+	}},
 	{"the Node drains", "deleting", KindClaim, true, func(_ *Settings, f *facts) {
 		f.Hosts[0].Nodes[0].Finalizers = append(f.Hosts[0].Nodes[0].Finalizers, "example.com/drain")
 		f.Hosts[0].Nodes[0].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}

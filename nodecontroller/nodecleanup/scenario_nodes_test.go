@@ -439,6 +439,22 @@ func TestNodecontrollerScenarioNodes(t *testing.T) {
 		resources.deleted("lv")
 		resources.marked(lv)
 	})
+	t.Run("018_controller_starts_much_later", func(t *testing.T) { // in the grace, the cleanup can be canceled
+		f := scenario(t, func(f *fixture) { f.cfg.ClockGap, f.cfg.NodeDeleteGrace = shortGrace, togetherGrace })
+		f.node("n", f.cfg.NodeFinalizer)
+		_, pvc := f.bound("a", "n")
+		f.deleteNode("n")
+		f.passed(time.Now(), togetherGrace+time.Second) // the API stores whole seconds
+		f.onlyWrites("DELETE persistentvolumeclaims/a", "PATCH nodes/n")
+		begin := time.Now()
+		f.start()
+		f.stays(shortGrace, pvc)
+		f.nodeDeleted("n")
+		f.claimDeleted("a")
+		if d := f.asked("DELETE " + claimA)[0].Sub(begin); d < togetherGrace {
+			t.Errorf("the claim was deleted after %v", d)
+		}
+	})
 	t.Run("019_remove_finalizers", func(t *testing.T) {
 		f := scenario(t, nil)
 		nodes := []string{"a", "b", "c"}

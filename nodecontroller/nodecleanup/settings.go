@@ -43,7 +43,7 @@ type Settings struct {
 	NodeCleanupScope  Scope
 	NodeCleanupRetain RetainPolicy
 	NodeMissingGrace  time.Duration // minimum time without a Node
-	// NodeCleanupWindow is the time for which a cleaned-up node counts as lost; 0: not at all.
+	// NodeCleanupWindow is the time for which a lost node counts that was cleaned up, or has nothing to delete; 0: not at all.
 	NodeCleanupWindow time.Duration
 	// NodeCleanupMaxFraction is the fraction of the nodes of the driver, from 0 to 1, above which lost nodes open the breaker.
 	NodeCleanupMaxFraction float64
@@ -98,7 +98,7 @@ func (s *Settings) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&s.NodeMissingGrace, "node-missing-grace", s.NodeMissingGrace,
 		"minimum time that a Node must have been missing; at least 1m")
 	fs.DurationVar(&s.NodeCleanupWindow, "node-cleanup-window", s.NodeCleanupWindow,
-		"how long a node that was cleaned up counts as lost for the breaker")
+		"how long the breaker counts a lost node without anything to delete, or one that was cleaned up")
 	fs.Float64Var(&s.NodeCleanupMaxFraction, "node-cleanup-max-fraction", s.NodeCleanupMaxFraction,
 		"fraction of the driver's nodes; the breaker stops the cleanup when more nodes are lost")
 	fs.IntVar(&s.NodeCleanupMinNodes, "node-cleanup-min-nodes", s.NodeCleanupMinNodes,
@@ -232,15 +232,11 @@ func (s Settings) Validate() error {
 	} else {
 		errs = append(errs, OneOf("--node-cleanup", s.NodeCleanup, ModeOff, ModeReport, ModeClaims, ModeVolumes))
 	}
-	for _, d := range []struct {
-		flag  string
-		value time.Duration
-	}{
-		{"node-finalizer-timeout", s.NodeFinalizerTimeout}, {"node-delete-grace", s.NodeDeleteGrace},
-		{"node-cleanup-window", s.NodeCleanupWindow}, {"pv-release-grace", s.PVReleaseGrace},
-	} {
-		check(d.value >= 0, "--%s: must not be negative, got %v", d.flag, d.value)
-	}
+	const notNegative = "--%s: must not be negative, got %v"
+	check(s.NodeFinalizerTimeout >= 0, notNegative, "node-finalizer-timeout", s.NodeFinalizerTimeout)
+	check(s.NodeDeleteGrace >= 0, notNegative, "node-delete-grace", s.NodeDeleteGrace)
+	check(s.NodeCleanupWindow >= 0, notNegative, "node-cleanup-window", s.NodeCleanupWindow)
+	check(s.PVReleaseGrace >= 0, notNegative, "pv-release-grace", s.PVReleaseGrace)
 	check(s.NodeMissingGrace >= s.MinMissingGrace, "--node-missing-grace: must be at least %v, got %v", s.MinMissingGrace,
 		s.NodeMissingGrace)
 	// NaN is not in the range either.
