@@ -128,6 +128,12 @@ func (c *Cluster) userExpands(s state) []Step {
 	return steps
 }
 
+// lostVolume reports whether the LVM volume of a claim is lost with its Node: the Node does not exist, or has returned after the
+// LogicalVolume of the claim, which is being deleted, was cleaned up.
+func (c *Cluster) lostVolume(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) bool {
+	return c.Node(NodeOf(pv)) == nil || claim.DeletionTimestamp != nil && c.api.Get(LogicalVolumes, "", pv.Name) == nil
+}
+
 // busyExpansions returns the claims whose volumes are not expanded or modified yet.
 func (c *Cluster) busyExpansions(s state) []string {
 	if !c.features.Resize {
@@ -136,7 +142,7 @@ func (c *Cluster) busyExpansions(s state) []string {
 	var busy []string
 	for _, claim := range s.claims {
 		pv := s.volume(claim.Spec.VolumeName)
-		if pv == nil || claim.Status.Phase != corev1.ClaimBound || c.features.Topolvm && c.Node(NodeOf(pv)) == nil {
+		if pv == nil || claim.Status.Phase != corev1.ClaimBound || c.features.Topolvm && c.lostVolume(claim, pv) {
 			continue
 		}
 		request, status := claim.Spec.Resources.Requests[corev1.ResourceStorage], ResizeStatus(claim)
