@@ -166,23 +166,28 @@ func (q *fairQueue[K]) release(key K) {
 
 // choose returns the lane of the next key, or -1. Every fourth key is of the last lane that has one: the first lanes do not starve it.
 func (q *fairQueue[K]) choose() int {
-	for n := range lanes {
-		lane := n
-		if q.pops%fairnessInterval == fairnessInterval-1 {
-			lane = lanes - 1 - n
-		}
-		if q.hasNext(lane) {
-			return lane
+	for moved := true; moved; { // perhaps to a lane that was looked at before
+		moved = false
+		for n := range lanes {
+			lane := n
+			if q.pops%fairnessInterval == fairnessInterval-1 {
+				lane = lanes - 1 - n
+			}
+			has, left := q.hasNext(lane)
+			if has {
+				return lane
+			}
+			moved = moved || left
 		}
 	}
 	return -1
 }
 
 // hasNext reports whether the first group of the lane has a key to take. Groups at their limit lose their turn, and keys that belong to
-// another lane by now are moved there.
-func (q *fairQueue[K]) hasNext(lane int) bool {
+// another lane by now are moved there, which moved reports.
+func (q *fairQueue[K]) hasNext(lane int) (has, moved bool) {
 	if !q.admits(lane, q.held, q.limit) {
-		return false
+		return false, false
 	}
 	turns := &q.turns[lane]
 	for lost := 0; lost < len(*turns); {
@@ -193,13 +198,14 @@ func (q *fairQueue[K]) hasNext(lane int) bool {
 			continue
 		}
 		if q.lane(g.keys[lane][0]) == lane {
-			return true
+			return true, moved
 		}
 		key, _ := q.take(lane)
 		q.push(key)
 		q.prune(g)
+		moved = true
 	}
-	return false
+	return false, moved
 }
 
 // admits reports whether another key of the lane keeps held within the limits of the lane and those before it.

@@ -23,7 +23,7 @@ func letters(key string) string { return strings.TrimRight(key, "0123456789") }
 
 // TestFairOrder runs a script: "+k" pushes key k, "-k" releases it, and "?" pops until nothing can be taken. The keys of want were popped,
 // with "|" for the end of each "?". Keys without letters have no group. Keys in capitals are not urgent. After "!k", key or group k is
-// a retry.
+// a retry, after "=k" not any more.
 func TestFairOrder(t *testing.T) {
 	for name, tt := range map[string]struct {
 		workers      int
@@ -47,8 +47,9 @@ func TestFairOrder(t *testing.T) {
 			"a0 a1 a2 a3 a4 a5 a6 a7 a8 | b1 |", 1},
 		"retries leave one to first ones": {10, "!A +A0 +A1 +A2 +A3 +A4 +A5 +A6 +A7 ? +B8 ? +B9 ?",
 			"A0 A1 A2 A3 A4 A5 A6 | B8 | |", 2},
-		"a waiting key changes its lane":   {1, "+a1 +a2 +b1 !a2 ? -a1 ? -b1 ?", "a1 | b1 | a2 |", 0},
-		"a retry waits for first attempts": {1, "!a1 +a1 +a2 ? -a2 ?", "a2 | a1 |", 0},
+		"a waiting key changes its lane":         {1, "+a1 +a2 +b1 !a2 ? -a1 ? -b1 ?", "a1 | b1 | a2 |", 0},
+		"a retry waits for first attempts":       {1, "!a1 +a1 +a2 ? -a2 ?", "a2 | a1 |", 0},
+		"an event makes a retry a first attempt": {1, "!a1 +a1 =a1 ? !A2 +A2 =A2 -a1 ?", "a1 | A2 |", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			retries := map[string]bool{}
@@ -68,6 +69,8 @@ func TestFairOrder(t *testing.T) {
 				switch key := step[1:]; step[0] {
 				case '+':
 					q.Push(key)
+				case '=':
+					delete(retries, step[1:])
 				case '!':
 					retries[key] = true
 				case '-':
