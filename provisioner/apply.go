@@ -42,7 +42,7 @@ func (l *claimLoop) apply(ctx context.Context, key claimKey, s claimState, step 
 	case doBegin:
 		return l.takeUp(ctx, s, step, r)
 	case doAbandon:
-		return noVolume(nil), nil
+		return abandon(ctx, s), nil
 	case doRefetchClaim:
 		return l.refetchClaim(ctx, key, s)
 	case doReadSecrets:

@@ -79,7 +79,7 @@ func (d driver) decide(s claimState) step {
 	case intent.DoResume:
 		return d.decideResume(s)
 	case intent.DoAbandon:
-		if facts.Wanted {
+		if facts.Wanted && s.call.State == intent.Planned {
 			reason = "RecordFound" // of an earlier process, whose request is repeated instead
 		}
 		return step{action: doAbandon, reason: reason}
@@ -101,7 +101,8 @@ func (d driver) decide(s claimState) step {
 // before its request is taken up.
 func (d driver) facts(s claimState) intent.Facts {
 	f := intent.Facts{
-		Record: d.recordOn(s.claim, d.hasVolume(s), s.call), Refused: s.call.Refused, Failed: s.failure != nil, Ready: true,
+		Record: d.recordOn(s.claim, d.hasVolume(s), s.call), Refused: s.call.Refused, Inherited: s.call.Inherited,
+		Failed: s.failure != nil, Ready: true,
 		Wanted: s.claim != nil && needsVolume(s.claim), Writable: recordable(s.claim),
 	}
 	if s.call.State.InProgress() {

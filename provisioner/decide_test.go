@@ -119,7 +119,7 @@ const recordID = "process-1" // of testCall
 func ofAnother(c *call) { c.Args = "process-2" }
 
 // ofEarlier continues the request of an earlier process with an ID of its own.
-func ofEarlier(c *call) { c.Args, c.Payload.resumed = "process-2", recordID }
+func ofEarlier(c *call) { c.Args, c.Inherited, c.Payload.resumed = "process-2", true, recordID }
 
 // recorded protects a claim and records the request of testCall.
 func recorded(pvc *corev1.PersistentVolumeClaim) {
@@ -461,6 +461,12 @@ func TestDecide(t *testing.T) {
 		},
 		"resumed from the record of an earlier process": {
 			claim: testClaim(recorded), call: testCall(intent.Unknown, ofEarlier), want: doProtect, reason: "Unknown",
+		},
+		"resumed, and the claim was deleted without its finalizer": {
+			call: testCall(intent.Unknown, ofEarlier), want: doAbandon, reason: "Unknown",
+		},
+		"resumed and repeated, and the claim was deleted": {
+			call: testCall(intent.Unknown, func(c *call) { ofEarlier(c); c.Inherited = false }), want: doCreateVolume, reason: "Unknown",
 		},
 		"resumed, and the record cannot be written": {
 			claim: testClaim(recorded), call: testCall(intent.Unknown, func(c *call) { ofEarlier(c); c.Refused = true }),

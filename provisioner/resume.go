@@ -16,6 +16,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/intent"
@@ -213,4 +214,15 @@ func (r topologyRequest) checkNode(t *csi.TopologyRequirement, known *topology.A
 // classRecreated reports whether the class of the claim is another object than the one the request was prepared from.
 func (s claimState) classRecreated() bool {
 	return s.class != nil && s.class.UID != s.call.Payload.class.UID
+}
+
+// abandon ends a request that this process has not sent. One that was resumed lost its record before it was repeated: the earlier process
+// removed it after a result, or somebody else did.
+func abandon(ctx context.Context, s claimState) change {
+	if o := s.call.Payload; s.call.State == intent.Unknown {
+		klog.FromContext(ctx).Info("The request of an earlier process is not repeated, because its record was removed from the claim. "+
+			"If no provisioner removed it, the volume may exist at the storage system", "claim", klog.KObj(o.claim),
+			"volumeName", o.request.GetName())
+	}
+	return noVolume(nil)
 }

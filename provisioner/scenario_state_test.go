@@ -645,6 +645,28 @@ func provisionerScenarioAnswers(t *testing.T) {
 			t.Run(name, func(t *testing.T) { savedLater(t, tt) })
 		}
 	})
+	// The process before this one has removed its record after a result: a repetition would create a volume without a record.
+	t.Run("record_removed_before_the_repetition", func(t *testing.T) {
+		f := scenario(t, csitest.Config{}, nil)
+		f.Plugin.Always(create, csitest.Fail(codes.DeadlineExceeded, "no answer"))
+		f.makeClass(nil)
+		f.claim(nil)
+		f.claimIs("is protected", isProtected)
+		var removed atomic.Bool
+		before := 0
+		f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+			if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/data") && removed.CompareAndSwap(false, true) {
+				before = len(f.Plugin.Calls(create))
+				f.deleteClaim()
+				f.patchClaim(`{"metadata":{"finalizers":null}}`)
+			}
+			pass.ServeHTTP(w, r)
+		})
+		f.claimIs("is deleted", func(c *corev1.PersistentVolumeClaim) bool { return c == nil })
+		f.settles()
+		f.settles()
+		f.Calls(create, before)
+	})
 	t.Run("finalizer_of_a_claim_kept_without_permission", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		var granted atomic.Bool

@@ -9,7 +9,7 @@
 // draws the states. The package has no client, no clock and no loop: a role gathers [Facts], asks Next, and carries out the step.
 //
 // rules.go has the rules by name. In the order in which they apply: the record of a finished call is removed; a record of an earlier
-// process is confirmed and resumed; a planned call that is no longer wanted, or that has the record of another, is abandoned; an unknown
-// outcome is recorded; a result is written; a rejected effect is undone; a call is recorded before it is sent, and again if its record
-// was removed; and nothing is sent that a cache from before the term decides.
+// process is confirmed and resumed; a planned call that is no longer wanted, or that has the record of another, is abandoned, and so is
+// one of an earlier process whose record was removed; an unknown outcome is recorded; a result is written; a rejected effect is undone; a
+// call is recorded before it is sent, and again if its record was removed; and nothing is sent that a cache from before the term decides.
 package intent

@@ -17,6 +17,8 @@ type Entry[P any] struct {
 	Args string
 	// Refused: the record could not be written since the last result.
 	Refused bool
+	// Inherited: an earlier process has sent the call, and this one has not.
+	Inherited bool
 	// Payload is what the role remembers.
 	Payload P
 }
@@ -74,9 +76,11 @@ func (l *Ledger[K, P]) apply(k K, old Entry[P], c Change[P]) (now Entry[P], err 
 	}
 	switch c.Event {
 	case Plan, Resume:
-		now.Args, now.Refused = c.Args, false
+		now.Args, now.Refused, now.Inherited = c.Args, false, c.Event == Resume
 	case Replan:
 		now.Args = c.Args
+	case Send:
+		now.Inherited = false
 	case Lose, Answer, Reject, Settle:
 		now.Refused = false
 	case Refuse:

@@ -34,13 +34,14 @@ const (
 
 // Facts is what a sync has read about a call.
 type Facts struct {
-	Record   Recorded
-	Refused  bool // see [Entry]
-	Writable bool // the object can get the record now
-	Wanted   bool // the object still asks for the effect
-	Ready    bool // secrets are read, and nothing else blocks the call
-	Stale    bool // the cache may lack writes from before the term
-	Failed   bool // an attempt of this sync has failed
+	Record Recorded
+	// Refused and Inherited: see [Entry].
+	Refused, Inherited bool
+	Writable           bool // the object can get the record now
+	Wanted             bool // the object still asks for the effect
+	Ready              bool // secrets are read, and nothing else blocks the call
+	Stale              bool // the cache may lack writes from before the term
+	Failed             bool // an attempt of this sync has failed
 }
 
 // Step is what a role does next. Only DoRecord, DoUnrecord and DoWrite change the API; only DoCall and DoUndo call the driver.
@@ -53,7 +54,7 @@ const (
 	DoBackOff              // end the sync with its failure
 	DoConfirm              // read the object from the API server
 	DoResume               // prepare the recorded request again: [Resume]
-	DoAbandon              // drop a request that was never sent: [Settle]
+	DoAbandon              // drop a request that this process has not sent: [Settle]
 	DoRecord               // write the record. If that fails: an error, or [Refuse]
 	DoWrite                // write the result to the API
 	DoPrepare              // read what the call needs, or wait
@@ -90,6 +91,10 @@ var rules = []rule{
 	{"nothing in progress", ended, nil, DoRole},
 	{"abandon", []State{Planned}, func(p Policy, f Facts) bool {
 		return !f.Wanted || f.Record == Other || p.Record == BeforeCall && f.Record == None && !f.Writable
+	}, DoAbandon},
+	// The earlier process has removed its record after a result, or somebody else has: a repetition would have no record.
+	{"abandon without a record", []State{Unknown}, func(p Policy, f Facts) bool {
+		return p.Renew && f.Inherited && f.Record == None && !f.Writable
 	}, DoAbandon},
 	{"record at once", []State{Sent, Unknown, Undoing}, recordsAtOnce, DoRecord},
 	{"record an unwritten result", []State{Answered}, func(p Policy, f Facts) bool { return f.Failed && recordsAtOnce(p, f) }, DoRecord},

@@ -18,13 +18,13 @@ import (
 func inputs() iter.Seq2[Policy, Facts] {
 	return func(yield func(Policy, Facts) bool) {
 		bit := func(n, i int) bool { return n>>i&1 == 1 }
-		for n := range 1 << 8 {
+		for n := range 1 << 9 {
 			for _, when := range []When{Never, OnUnknown, BeforeCall} {
 				for _, record := range []Recorded{None, Own, Other} {
 					p := Policy{Record: when, AtOnce: bit(n, 0), Renew: bit(n, 1)}
 					f := Facts{
 						Record: record, Refused: bit(n, 2), Writable: bit(n, 3), Wanted: bit(n, 4), Ready: bit(n, 5),
-						Stale: bit(n, 6), Failed: bit(n, 7),
+						Stale: bit(n, 6), Failed: bit(n, 7), Inherited: bit(n, 8),
 					}
 					if !yield(p, f) {
 						return
@@ -49,7 +49,10 @@ func TestNext(t *testing.T) {
 			first := step == DoCall && s == Planned
 			check("the first call is recorded before it is sent", !first || p.Record != BeforeCall || f.Record == Own)
 			check("the first call is wanted", !first || f.Wanted)
-			check("a call in progress is not dropped", !(step == DoAbandon || step == DoRole || step == DoResume) || !s.MayHaveEffect())
+			left := s == Unknown && p.Renew && f.Inherited && f.Record == None && !f.Writable
+			check("a call in progress is not dropped, unless an earlier process has sent it and its record cannot be renewed",
+				!(step == DoAbandon || step == DoRole || step == DoResume) || !s.MayHaveEffect() || step == DoAbandon && left)
+			check("a call of an earlier process is not repeated without a record", !left || step == DoAbandon)
 			check("a role that wants a call gets one, or what comes before it",
 				!slices.Contains([]Step{DoRole, DoResume, DoUnrecord}, NextOfCall(p, s, f)))
 			check("a refused record is not tried again before a result", !(step == DoRecord && f.Refused) || s == Planned)
@@ -197,10 +200,10 @@ func TestLedger(t *testing.T) {
 		{do: send("x"), want: Entry[int]{State: Unknown, Args: "x", Payload: 5}},
 		{do: apply(Answer, "y", 5), want: Entry[int]{State: Answered, Args: "x", Payload: 5}},
 		{do: apply(Settle, "y", 6), want: Entry[int]{State: Settled, Args: "x", Payload: 6}},
-		{do: apply(Resume, "z", 6), want: Entry[int]{State: Unknown, Args: "z", Payload: 6}},
-		{do: apply(Replan, "y", 0), fail: ErrBug, want: Entry[int]{State: Unknown, Args: "z", Payload: 6}},
-		{do: apply(Reject, "", 6), want: Entry[int]{State: Undoing, Args: "z", Payload: 6}},
-		{do: send("y"), fail: ErrBug, want: Entry[int]{State: Undoing, Args: "z", Payload: 6}},
+		{do: apply(Resume, "z", 6), want: Entry[int]{State: Unknown, Args: "z", Inherited: true, Payload: 6}},
+		{do: apply(Replan, "y", 0), fail: ErrBug, want: Entry[int]{State: Unknown, Args: "z", Inherited: true, Payload: 6}},
+		{do: apply(Reject, "", 6), want: Entry[int]{State: Undoing, Args: "z", Inherited: true, Payload: 6}},
+		{do: send("y"), fail: ErrBug, want: Entry[int]{State: Undoing, Args: "z", Inherited: true, Payload: 6}},
 		{do: send("z"), want: Entry[int]{State: Undoing, Args: "z", Payload: 6}},
 	} {
 		refuse = tt.lost
@@ -217,7 +220,7 @@ func TestLedger(t *testing.T) {
 	if !l.Update("a", func(s State, p *int) { *p = int(s) }) || l.Update("b", func(State, *int) {}) {
 		t.Error("only an entry that exists is updated")
 	}
-	if _, _, err := l.Apply("a", Change[int]{Event: Settle}); err != nil || l.Forget("a") || changes != 14 {
+	if _, _, err := l.Apply("a", Change[int]{Event: Settle}); err != nil || l.Forget("a") || changes != 15 {
 		t.Errorf("%v, %d changes", err, changes)
 	}
 	_ = apply(Plan, "x", 7)()
