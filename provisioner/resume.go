@@ -217,7 +217,7 @@ func (s claimState) classRecreated() bool {
 }
 
 // abandon ends a request that this process has not sent. One that was resumed lost its record before it was repeated: the earlier process
-// removed it after a result, or somebody else did.
+// removed it after a result, or a user did.
 func abandon(ctx context.Context, s claimState) change {
 	if o := s.call.Payload; s.call.State == intent.Unknown {
 		klog.FromContext(ctx).Info("The request of an earlier process is not repeated, because its record was removed from the claim. "+

@@ -655,7 +655,8 @@ func provisionerScenarioAnswers(t *testing.T) {
 		var removed atomic.Bool
 		before := 0
 		f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-			if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/data") && removed.CompareAndSwap(false, true) {
+			ofClaim := r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/data")
+			if ofClaim && removed.CompareAndSwap(false, true) {
 				before = len(f.Plugin.Calls(create))
 				f.deleteClaim()
 				f.patchClaim(`{"metadata":{"finalizers":null}}`)

@@ -92,7 +92,7 @@ var rules = []rule{
 	{"abandon", []State{Planned}, func(p Policy, f Facts) bool {
 		return !f.Wanted || f.Record == Other || p.Record == BeforeCall && f.Record == None && !f.Writable
 	}, DoAbandon},
-	// The earlier process has removed its record after a result, or somebody else has: a repetition would have no record.
+	// The earlier process has removed its record after a result, or a user has: a repetition would have no record.
 	{"abandon without a record", []State{Unknown}, func(p Policy, f Facts) bool {
 		return p.Renew && f.Inherited && f.Record == None && !f.Writable
 	}, DoAbandon},
