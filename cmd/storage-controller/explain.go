@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/explain"
+	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
 
 // explainKinds maps the names of kinds on the command line.
@@ -33,8 +33,8 @@ var explainKinds = map[string]string{
 
 // explainOptions are the flags of the command.
 type explainOptions struct {
-	namespace, output, kubeconfig, master, statusURL string
-	status                                           explain.StatusAccess
+	namespace, output, kubeconfig, master string
+	status                                statusFlags
 }
 
 // newExplainCommand returns the command explain.
@@ -85,18 +85,9 @@ and 2 for a usage error.`,
 	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", settings.UserKubeconfigUsage)
 	fs.StringVar(&o.master, "master", "", "URL of the API server")
-	fs.StringVar(&o.statusURL, "status-url", "", "URL of the HTTP endpoint of a running process (its --http-endpoint), "+
-		"such as http://localhost:8080 after kubectl port-forward; empty reads no status page")
-	fs.StringVar(&o.status.TokenFile, "status-token-file", "", "file with the bearer token for an https --status-url; "+
-		"empty means the credentials of the kubeconfig or ServiceAccount")
-	fs.StringVar(&o.status.CAFile, "status-ca-file", "",
-		"file with the CA certificates for an https --status-url; empty means those of the system")
-	fs.BoolVar(&o.status.Insecure, "status-insecure-skip-tls-verify", false,
-		"do not verify the certificate of an https --status-url, such as the self-signed one of --secure-metrics-server")
+	o.status.add(fs)
 	return cmd
 }
-
-var statusURL = regexp.MustCompile(`^https?://[^/]`)
 
 // request returns the object that args name: KIND NAME or KIND/NAME; the name of a pod, claim or snapshot may be NAMESPACE/NAME.
 func (o explainOptions) request(args []string) (explain.Request, error) {
@@ -110,6 +101,7 @@ func (o explainOptions) request(args []string) (explain.Request, error) {
 	}
 	kind, ok := explainKinds[strings.ToLower(args[0])]
 	name, namespace, err := o.objectName(kind, args[1])
+	invalid := o.status.validate()
 	switch {
 	case !ok:
 		return explain.Request{}, fmt.Errorf("kind %q cannot be explained: pod, pvc, pv, va, volumesnapshot and node can", args[0])
@@ -117,15 +109,12 @@ func (o explainOptions) request(args []string) (explain.Request, error) {
 		return explain.Request{}, err
 	case !explain.Namespaced(kind) && o.namespace != "":
 		return explain.Request{}, fmt.Errorf("--namespace: a %s has no namespace; leave it out", kind)
-	case o.statusURL != "" && !statusURL.MatchString(o.statusURL):
-		return explain.Request{}, fmt.Errorf("--status-url: must be a URL such as http://localhost:8080, got %q", o.statusURL)
-	case o.status != explain.StatusAccess{} && !strings.HasPrefix(o.statusURL, "https://"):
-		return explain.Request{}, errors.New(
-			"--status-token-file, --status-ca-file, --status-insecure-skip-tls-verify: require an https --status-url")
+	case invalid != nil:
+		return explain.Request{}, invalid
 	case !slices.Contains([]string{"text", "json"}, o.output):
 		return explain.Request{}, fmt.Errorf("--output: must be text or json, got %q", o.output)
 	}
-	return explain.Request{Kind: kind, Namespace: namespace, Name: name, StatusURL: o.statusURL}, nil
+	return explain.Request{Kind: kind, Namespace: namespace, Name: name, StatusURL: o.status.url}, nil
 }
 
 // objectName returns the name in arg and its namespace; "" for the default one.
@@ -165,7 +154,7 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return fmt.Errorf("creating the clients: %w", err)
 	}
-	if clients.Status, err = explain.StatusClient(cfg, o.statusURL, o.status); err != nil {
+	if clients.Status, err = statusz.NewClient(cfg, o.status.url, o.status.access); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), explainTimeout)

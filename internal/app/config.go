@@ -38,8 +38,9 @@ type Config struct {
 	// KeepMemory keeps the memory that the first lists have needed. It is for programs that run many of these processes.
 	KeepMemory bool
 
-	file   string                   // of --config; "": none
-	reread func() (Settings, error) // with the present content of the file
+	declared []Role                   // the roles of the command, also those that [Config.Enabled] has removed
+	file     string                   // of --config; "": none
+	reread   func() (Settings, error) // with the present content of the file
 }
 
 // restConfig returns the configuration of the clients of the API server.

@@ -42,6 +42,7 @@ type diagnostics struct {
 func (p *process) serve(ctx context.Context) (*diagnostics, error) {
 	cfg, d := p.serverConfig(p.registries), &diagnostics{}
 	cfg.Handlers, cfg.Actions, p.page.checks = p.page.pages, p.page.actions(), d.checks
+	p.page.granted = newPermissions(ctx, p.Config)
 	cfg.DriverHealth = func(r *http.Request) error { return p.health.check(r.Context(), p.Common.ProbeTimeout) }
 	if len(cfg.Endpoints) == 0 && cfg.HealthAddress == "" && cfg.ProfilingAddress == "" && cfg.DriverHealthAddress == "" {
 		return d, nil

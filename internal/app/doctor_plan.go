@@ -25,12 +25,12 @@ import (
 // known reports whether the capabilities of the driver are known; otherwise every role may run. A process that serves the driver
 // does not need it.
 func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
-	declared := c.roles
 	c = c.Enabled()
 	if c.service {
 		driver = c.topolvm.served()
 	}
 	p := doctor.Plan{
+		Driver: driver, Known: known,
 		Selected:     namesRoles(c.Settings) || !mayRun(c.Settings, attacherName) || !mayRun(c.Settings, capacityName),
 		PodNamespace: election.Namespace(""), Pod: os.Getenv("POD_NAME"),
 	}
@@ -42,7 +42,7 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 	}
 	p.Checks = append(p.Checks, rolesCheck(chosen, others, known)...)
 	p.Checks = append(p.Checks, c.environmentChecks(chosen, c.inPod())...)
-	p.Checks = append(p.Checks, ineffectiveChecks(c.ineffective(declared, chosen, driver, known), accepted(c))...)
+	p.Checks = append(p.Checks, ineffectiveChecks(c.ineffective(chosen, driver, known), accepted(c))...)
 	for _, r := range chosen {
 		p.Roles = append(p.Roles, c.planRole(r, driver.Name))
 	}
@@ -89,7 +89,7 @@ func (c Config) grants(chosen []Role, driver csiclient.Driver) []rbac.Grant {
 		seen[lease] = true
 	}
 	for i, g := range grants {
-		grants[i].Accesses = rbac.Of(g.File, g.Namespace)
+		grants[i].Accesses = doctor.OfDriver(rbac.Of(g.File, g.Namespace), driver.Name)
 	}
 	if c.service {
 		grants = append(grants, serviceGrant(c.topolvm.driver()))
@@ -220,9 +220,8 @@ func accepted(c Config) []string {
 	return all
 }
 
-// ineffective returns the settings from flags, environment and file that have no effect, and why. declared are also the roles that
-// the settings disable.
-func (c Config) ineffective(declared, chosen []Role, driver csiclient.Driver, known bool) map[string]string {
+// ineffective returns the settings from flags, environment and file that have no effect, and why.
+func (c Config) ineffective(chosen []Role, driver csiclient.Driver, known bool) map[string]string {
 	found := map[string]string{}
 	conditions := []condition{{c.Common.OTLPEndpoint != "", "--otlp-endpoint is not set", []string{"otlp-sampling-ratio"}}}
 	var d *csiclient.Driver
@@ -253,7 +252,7 @@ func (c Config) ineffective(declared, chosen []Role, driver csiclient.Driver, kn
 	for key, origin := range c.OfOthers(names(chosen)) {
 		role, name, _ := strings.Cut(key, ".")
 		isDisabled := !contains(c.roles, role)
-		isSwitch := slices.ContainsFunc(declared, func(r Role) bool { return r.Name == role && slices.Contains(r.switches, name) })
+		isSwitch := slices.ContainsFunc(c.declared, func(r Role) bool { return r.Name == role && slices.Contains(r.switches, name) })
 		if name == "driver-name" || isDisabled && isSwitch { // doctor needs the name; the switch is what disables the role
 			continue
 		}

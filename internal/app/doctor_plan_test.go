@@ -128,7 +128,7 @@ func TestSettingsWithoutEffect(t *testing.T) {
 		enabled := c.Enabled()
 		chosen, _, _ := enabled.choose(able(), true)
 		var have []string
-		for _, check := range ineffectiveChecks(enabled.ineffective(c.roles, chosen, able(), true), accepted(enabled)) {
+		for _, check := range ineffectiveChecks(enabled.ineffective(chosen, able(), true), accepted(enabled)) {
 			if settings, is := strings.CutPrefix(check.Message, "accepted from manifests of the sidecars, without effect: "); is {
 				have = append(have, "accepted: "+settings)
 			}

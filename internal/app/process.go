@@ -39,7 +39,7 @@ type process struct {
 
 func newProcess(c Config) *process {
 	return &process{
-		Config: c, registries: newRegistries(c.Version, c.endpoints()), server: &diagnostics{}, page: &status{cfg: c, started: time.Now()},
+		Config: c, registries: newRegistries(c.Version, c.endpoints()), server: &diagnostics{}, page: newStatus(c),
 	}
 }
 
@@ -197,6 +197,7 @@ func (p *process) connect(ctx context.Context) error {
 	if p.driver, err = csi.Connect(ctx); err != nil {
 		return err
 	}
+	p.page.serving(p.driver, true)
 	for _, registry := range p.registries.all() { // alerts select the series of a target by it
 		metrics.RegisterDriver(registry, p.driver.Name)
 	}

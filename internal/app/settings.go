@@ -145,7 +145,9 @@ func (c Selection) Read(fs *pflag.FlagSet, version string) (Config, error) {
 	if err == nil && c.service {
 		s.Common.Logging, err = s.topolvm.logging(s.Common.Logging, s.Origin)
 	}
-	return Config{Settings: s, Selection: c, Version: version, file: settings.ConfigFile(fs), reread: read}, err
+	return Config{
+		Settings: s, Selection: c, Version: version, declared: c.roles, file: settings.ConfigFile(fs), reread: read,
+	}, err
 }
 
 // Options returns the options of a command that runs c, with their defaults.

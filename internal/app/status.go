@@ -4,6 +4,7 @@
 package app
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
@@ -28,8 +30,10 @@ type status struct {
 	cfg     Config
 	started time.Time
 	checks  func() []statusz.Check
+	granted *permissions
 
 	mu      sync.Mutex
+	plan    func() doctor.Plan        // for the driver as far as it is known
 	csi     *csiclient.Client         // nil: not yet, or not needed
 	terms   *terms                    // nil: not yet
 	queues  []*workloop.Metrics       // none: not yet
@@ -59,6 +63,35 @@ func (s *status) values() []settings.Value {
 	return values
 }
 
+func newStatus(c Config) *status {
+	s := &status{cfg: c, started: time.Now()}
+	s.serving(csiclient.Driver{Name: c.DriverName()}, false)
+	return s
+}
+
+// serving sets the driver of the plan. known reports whether its capabilities are known.
+func (s *status) serving(driver csiclient.Driver, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.plan = sync.OnceValue(func() doctor.Plan { return s.cfg.Plan(driver, known) })
+}
+
+// describe implements [statusz.Describe].
+func (s *status) describe(ctx context.Context, permissions bool) (*doctor.Plan, *doctor.Permissions, error) {
+	s.mu.Lock()
+	plan := s.plan
+	s.mu.Unlock()
+	if !permissions {
+		p := plan()
+		return &p, nil, nil
+	}
+	r, err := s.granted.get(ctx, plan)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &r.plan, &r.permissions, nil
+}
+
 func (s *status) connecting(csi *csiclient.Client) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,7 +113,7 @@ func (s *status) pages(metricsPath string) map[string]http.Handler {
 	}
 	return map[string]http.Handler{
 		"/{$}": http.RedirectHandler("/statusz",
-			http.StatusFound), "/statusz": statusz.Handler(page), "/flagz": http.HandlerFunc(s.flags),
+			http.StatusFound), "/statusz": statusz.Handler(page, s.describe), "/flagz": http.HandlerFunc(s.flags),
 	}
 }
 

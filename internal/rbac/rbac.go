@@ -28,21 +28,27 @@ import (
 
 // Grant is a directory of deploy/rbac whose permissions a process uses.
 type Grant struct {
-	File string // the name of the directory
+	File string `json:"file"` // the name of the directory
 	// Namespace is the namespace of the Roles in the directory.
-	Namespace string
+	Namespace string `json:"namespace,omitempty"`
 	// Accesses are the permissions.
-	Accesses []Access
+	Accesses []Access `json:"accesses"`
 	// Or is the directory that a driver with another capability needs instead; "" for none. If the capabilities are unknown, one of
 	// the two is enough.
-	Or string
+	Or string `json:"or,omitempty"`
 	// Without describes the consequence of missing permissions; "" if the role does not work at all.
-	Without string
+	Without string `json:"without,omitempty"`
 }
 
 // Access is a verb on a resource, or on a subresource ("pods/status"). Without a Namespace it is in all of them, without a Name
 // on all objects.
-type Access struct{ Verb, Group, Resource, Namespace, Name string }
+type Access struct {
+	Verb      string `json:"verb"`
+	Group     string `json:"group,omitempty"`
+	Resource  string `json:"resource"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+}
 
 // Of returns the permissions in a directory of deploy/rbac, those of Roles in namespace.
 func Of(directory, namespace string) []Access {
@@ -63,6 +69,15 @@ func Of(directory, namespace string) []Access {
 		all = append(all, accesses(role.Rules, in)...)
 	}
 	return all
+}
+
+// IsKnown reports whether the grant is a part of its directory of deploy/rbac, with the objects that name sets.
+func (g Grant) IsKnown(name func([]Access) []Access) bool {
+	if _, err := deploy.Manifests.ReadFile(g.File + "/rbac.yaml"); err != nil {
+		return false
+	}
+	known := name(Of(g.File, g.Namespace))
+	return !slices.ContainsFunc(g.Accesses, func(a Access) bool { return !slices.Contains(known, a) })
 }
 
 // accesses returns every verb on every resource of rules, which have no URLs.

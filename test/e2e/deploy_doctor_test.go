@@ -12,14 +12,10 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
@@ -100,64 +96,46 @@ func TestDoctorOfTheInstallations(t *testing.T) {
 			} else {
 				objects = kustomized(t, filepath.Dir(file))
 			}
-			workload, pod := e.install(objects), podOf(t, objects)
+			pod := podOf(t, objects)
 			e.inForce(pod.ServiceAccountName, e.applyRendered(objects))
 			for _, c := range pod.Containers {
 				if c.Name == "driver" {
 					continue
 				}
-				cmd := exec.Command(e.command("doctor").Path, "doctor", "-n", e.ns, workload, "-c", c.Name,
-					"--driver-name="+driver, "--kubeconfig="+e.cp.Kubeconfig())
-				cmd.Env = append(os.Environ(), "KUBECONFIG=")
-				if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), ", 0 warnings, 0 failures, ") {
-					t.Errorf("container %s: %v\n%s", c.Name, err, out)
+				readable(t, objects, pod, &c)
+				c.Args = slices.Concat([]string{"doctor", "--driver-name=" + driver, "--as=" + e.ns + "/" + pod.ServiceAccountName, "--"},
+					c.Args)
+				if code, out := e.examined(c, e.cp.Kubeconfig()); code != 0 || !strings.Contains(out, ", 0 warnings, 0 failures, ") {
+					t.Errorf("container %s: exit code %d\n%s", c.Name, code, out)
 				}
 			}
 		})
 	}
 }
 
-// install creates the workload of a rendered installation, and its ConfigMaps, and returns KIND/NAME of the workload.
-func (e *env) install(objects []*unstructured.Unstructured) (workload string) {
-	e.t.Helper()
-	client, err := dynamic.NewForConfig(e.cp.Config())
-	e.must(err)
-	resources := map[string]schema.GroupVersionResource{"ConfigMap": corev1.SchemeGroupVersion.WithResource("configmaps"),
-		"Deployment": appsv1.SchemeGroupVersion.WithResource("deployments"),
-		"DaemonSet":  appsv1.SchemeGroupVersion.WithResource("daemonsets")}
-	for _, o := range objects {
-		resource, is := resources[o.GetKind()]
-		if !is {
-			continue
-		}
-		o = o.DeepCopy()
-		o.SetNamespace(e.ns)
-		_, err := client.Resource(resource).Namespace(e.ns).Create(e.t.Context(), o, metav1.CreateOptions{})
-		e.must(err)
-		if o.GetKind() != "ConfigMap" {
-			workload = strings.ToLower(o.GetKind()) + "/" + o.GetName()
-		}
-	}
-	return workload
-}
-
-// testPod is the pod of helm test. Its configuration file is written to a file of this machine.
+// testPod is the pod of helm test.
 func testPod(t *testing.T, objects []*unstructured.Unstructured) *corev1.Pod {
 	t.Helper()
 	i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetAnnotations()["helm.sh/hook"] == "test" })
 	pod := converted[corev1.Pod](t, objects[i])
-	for _, v := range pod.Spec.Volumes {
-		if v.ConfigMap == nil {
+	readable(t, objects, pod.Spec, &pod.Spec.Containers[0])
+	return pod
+}
+
+// readable writes the configuration file of c to a file of this machine.
+func readable(t *testing.T, objects []*unstructured.Unstructured, pod corev1.PodSpec, c *corev1.Container) {
+	t.Helper()
+	for _, v := range pod.Volumes {
+		mount := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == v.Name })
+		if v.ConfigMap == nil || mount < 0 {
 			continue
 		}
 		i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool {
 			return o.GetKind() == "ConfigMap" && o.GetName() == v.ConfigMap.Name
 		})
 		file := valuesFile(t, converted[corev1.ConfigMap](t, objects[i]).Data["config.yaml"])
-		c := pod.Spec.Containers[0]
-		c.Args[slices.Index(c.Args, "--config="+c.VolumeMounts[0].MountPath+"/config.yaml")] = "--config=" + file
+		c.Args[slices.Index(c.Args, "--config="+c.VolumeMounts[mount].MountPath+"/config.yaml")] = "--config=" + file
 	}
-	return pod
 }
 
 // examined runs doctor as a container does, and returns its exit code and output.
@@ -171,7 +149,7 @@ func (e *env) examined(c corev1.Container, kubeconfig string) (int, string) {
 	fields := map[string]string{"metadata.namespace": e.ns, "metadata.name": "test", "spec.nodeName": e.nodes[0]}
 	cmd.Env = append(os.Environ(), "KUBECONFIG=")
 	for _, v := range c.Env {
-		if v.ValueFrom != nil {
+		if v.ValueFrom != nil && v.ValueFrom.FieldRef != nil {
 			v.Value = fields[v.ValueFrom.FieldRef.FieldPath]
 		}
 		cmd.Env = append(cmd.Env, v.Name+"="+v.Value)

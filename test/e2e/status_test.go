@@ -72,11 +72,11 @@ func TestStatusPageOfAWorkingProcess(t *testing.T) {
 	for _, f := range page.Flags {
 		origins[f.Name+"="+f.Value] = f.Origin
 	}
-	if origins["provisioner.worker-threads=7"] != "flag" || origins["leader-election=true"] != "flag" {
+	if origins["provisioner.worker-threads=7"] != "flag" || origins["provisioner.leader-election=true"] != "flag" {
 		t.Errorf("the flags: %v", origins)
 	}
 	code, html := p.get("/statusz")
-	for _, want := range []string{"1 failing", "&lt;b&gt;water&lt;/b&gt;", e.ns + "/hanging", e.plugin.Name(), "--leader-election"} {
+	for _, want := range []string{"1 failing", "&lt;b&gt;water&lt;/b&gt;", e.ns + "/hanging", e.plugin.Name(), "--provisioner.leader-election"} {
 		if code != http.StatusOK || !strings.Contains(html, want) {
 			t.Errorf("%d: %q is not on the page", code, want)
 		}

@@ -86,7 +86,7 @@ var allowed = map[string][]string{
 	"internal/tools/migrate": {"internal/rbac"},
 	"internal/volumerules":   {"internal/kube"},
 	"internal/workloop":      {"election"},
-	"internal/tools/statusz": {"csiclient", "election", "internal/workloop"},
+	"internal/tools/statusz": {"csiclient", "election", "internal/tools/doctor", "internal/workloop"},
 	"internal/migration":     {},
 	"internal/topology":      {},
 	"internal/rbac":          {"deploy/rbac"},
@@ -133,7 +133,7 @@ var allowed = map[string][]string{
 	"cmd/storage-controller": {
 		"csiclient", "election", "nodecontroller", "nodecontroller/nodecleanup", "provisioner", "internal/app", "internal/kube",
 		"internal/rbac", "internal/settings",
-		"internal/tools/audit", "internal/tools/doctor", "internal/tools/explain", "internal/tools/migrate",
+		"internal/tools/audit", "internal/tools/doctor", "internal/tools/explain", "internal/tools/migrate", "internal/tools/statusz",
 		"internal/workloop", "topolvm",
 	},
 	"test/bench":      {"csiclient/csitest", "internal/kubetest"},
@@ -179,8 +179,8 @@ var confined = map[string][]string{
 	},
 	"k8s.io/client-go": {
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
-		"internal/tools/explain", "internal/kube", "internal/kubetest", "internal/looptest", "internal/rbac", "internal/workloop",
-		"provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
+		"internal/tools/explain", "internal/tools/statusz", "internal/kube", "internal/kubetest", "internal/looptest", "internal/rbac",
+		"internal/workloop", "provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/webhook",
 		"resizer", "snapshotter", "internal/claimloop", "internal/claimtest", "test/bench", "test/demo",
 		"test/simulation/apiserver", "test/simulation/cluster", "topolvm", "topolvm/topolvmtest",

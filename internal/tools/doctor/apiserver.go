@@ -59,7 +59,7 @@ func (e *examination) connect(ctx context.Context) bool {
 	if err == nil {
 		user = review.Status.UserInfo.Username
 	}
-	if e.User == "" {
+	if e.User == "" && e.in.Process == nil { // that of the process may be unknown
 		e.User = user
 	}
 	if version == "" && user == "" && !isRefusal(err) && !e.reviewsAccess(ctx) {

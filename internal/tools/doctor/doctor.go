@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -66,32 +67,34 @@ func (r Report) Count(s Status) int {
 
 // Role is a role that the process would run.
 type Role struct {
-	Name  string
-	Lease string
+	Name  string `json:"name"`
+	Lease string `json:"lease,omitempty"`
 	// Elected reports whether the role works only while the process holds the Lease, which is in LeaseNamespace.
-	Elected        bool
-	LeaseNamespace string
+	Elected        bool   `json:"elected"`
+	LeaseNamespace string `json:"leaseNamespace,omitempty"`
 	// Others are names of Leases with which another controller may do the same work.
-	Others []string
+	Others []string `json:"others,omitempty"`
 	// Sidecar is the image name of the sidecar that the role replaces.
-	Sidecar string
+	Sidecar string `json:"sidecar,omitempty"`
 	// Named reports whether --controllers names the role, so that the process exits if it cannot start.
-	Named bool
-	// Probe reads what the role reads from the API server when it starts. Nil means nothing.
-	Probe func(context.Context, *rest.Config) error
+	Named bool `json:"named"`
+	// Probe reads what the role reads from the API server when it starts. Nil means nothing. A running process has no need of it: it
+	// reports the roles that could not start.
+	Probe func(context.Context, *rest.Config) error `json:"-"`
 }
 
 // API is an API resource that the process would use.
 type API struct {
-	GroupVersion, Resource string
+	GroupVersion string `json:"groupVersion"`
+	Resource     string `json:"resource"`
 	// Older is the GroupVersion that is used if GroupVersion is not served; "": none.
-	Older string
+	Older string `json:"older,omitempty"`
 	// For is the feature that uses the resource.
-	For string
+	For string `json:"for"`
 	// Required reports whether the process does not work without the resource. Otherwise the
 	// feature is disabled.
-	Required bool
-	Hint     string
+	Required bool   `json:"required"`
+	Hint     string `json:"hint"`
 }
 
 // Input describes the installation to check.
@@ -109,24 +112,34 @@ type Input struct {
 	// Plan returns what a process with these settings would do with driver. known reports
 	// whether the capabilities of the driver are known.
 	Plan func(driver csiclient.Driver, known bool) Plan
+	// Process is the plan of a running process, which replaces Plan and the calls of the driver; nil without one. It is as
+	// trustworthy as the container.
+	Process *Plan
+	// Namespace is that of the workload of Process; "" if unknown.
+	Namespace string
+	// Permissions are those of the process. Nil means that they are reviewed.
+	Permissions *Permissions
 }
 
 // Plan describes what a process would do.
 type Plan struct {
-	Checks []Check // of the settings
-	Roles  []Role
-	Grants []rbac.Grant
-	APIs   []API
+	Driver csiclient.Driver `json:"driver"`
+	Known  bool             `json:"known"`  // the capabilities of Driver are known
+	Checks []Check          `json:"checks"` // of the settings
+	Roles  []Role           `json:"roles"`
+	Grants []rbac.Grant     `json:"grants"`
+	APIs   []API            `json:"apis"`
 	// Capacity reports whether CSIStorageCapacity objects would be published.
-	Capacity bool
+	Capacity bool `json:"capacity"`
 	// Topology reports whether volumes would have a topology.
-	Topology bool
+	Topology bool `json:"topology"`
 	// PodNamespace is the namespace to search for sidecars, Pod the name of the own pod if known.
-	PodNamespace, Pod string
+	PodNamespace string `json:"podNamespace"`
+	Pod          string `json:"pod,omitempty"`
 	// SecretNamespaces are the namespaces in which secrets of classes may be; empty means all.
-	SecretNamespaces []string
+	SecretNamespaces []string `json:"secretNamespaces,omitempty"`
 	// Selected reports whether --controllers leaves roles out: other processes may run them.
-	Selected bool
+	Selected bool `json:"selected"`
 }
 
 func (p Plan) runs(role string) bool {
@@ -151,12 +164,16 @@ func Run(ctx context.Context, in Input) Report {
 	e := &examination{in: in, Report: &Report{
 		Version: in.Version, Time: time.Now().UTC().Truncate(time.Second), User: in.Impersonate,
 	}}
-	e.askDriver(ctx)
-	e.Driver = e.driver.Name
-	e.plan = in.Plan(e.driver, e.known)
-	if !e.known {
-		e.plan.addFeatures(e.driver.Name, in.Plan)
+	if in.Process != nil {
+		e.adopt(*in.Process)
+	} else {
+		e.askDriver(ctx)
+		e.plan = in.Plan(e.driver, e.known)
+		if !e.known {
+			e.plan.addFeatures(e.driver.Name, in.Plan)
+		}
 	}
+	e.Driver = e.driver.Name
 	e.Checks = append(e.Checks, e.plan.Checks...)
 	if !e.connect(ctx) {
 		return *e.Report
@@ -199,15 +216,25 @@ func (r Report) WriteText(w io.Writer) error {
 		width = max(width, min(len(c.Name), maxNameWidth))
 	}
 	for _, c := range r.Checks {
-		fmt.Fprintf(&b, "%-7s  %-*s  %s\n", c.Status, width, c.Name, c.Message)
+		fmt.Fprintf(&b, "%-7s  %-*s  %s\n", c.Status, width, plain(c.Name), plain(c.Message))
 		if c.Hint != "" {
-			fmt.Fprintf(&b, "%-7s  %-*s  → %s\n", "", width, "", c.Hint)
+			fmt.Fprintf(&b, "%-7s  %-*s  → %s\n", "", width, "", plain(c.Hint))
 		}
 	}
 	fmt.Fprintf(&b, "\n%d ok, %s, %s, %d skipped\n",
 		r.Count(OK), plural(r.Count(Warning), "warning"), plural(r.Count(Failure), "failure"), r.Count(Skipped))
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// plain returns text without control characters, because containers write parts of it.
+func plain(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text)
 }
 
 func plural(n int, noun string) string {

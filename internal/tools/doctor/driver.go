@@ -67,6 +67,35 @@ func (e *examination) askDriver(ctx context.Context) {
 	e.checkCapabilities()
 }
 
+// adopt makes plan, which a process reports about itself, that of e. The process may be an intruder in its container: grants that
+// this version does not know as such are left out, and a driver name in the settings takes precedence.
+func (e *examination) adopt(plan Plan) {
+	e.plan, e.driver, e.known = plan, plan.Driver, plan.Known
+	e.driver.Name = cmp.Or(e.in.DriverName, plan.Driver.Name)
+	if e.in.Permissions != nil && e.User == "" {
+		e.User = e.in.Permissions.User
+	}
+	switch {
+	case plan.Driver.Name != "" && e.driver.Name != plan.Driver.Name:
+		e.add("driver", Failure, "correct --driver-name, or name the workload of that driver",
+			"the process serves the driver %q, but the settings have %q", plan.Driver.Name, e.driver.Name)
+	case e.known:
+		e.ok("driver", "%s, version %s", e.driver.Name, e.driver.VendorVersion)
+		e.checkCapabilities()
+	default:
+		e.skip("driver", "the process has no connection to it: its capabilities are unknown")
+	}
+	named := func(all []rbac.Access) []rbac.Access { return OfDriver(all, plan.Driver.Name) }
+	e.plan.Grants = slices.DeleteFunc(slices.Clone(plan.Grants), func(g rbac.Grant) bool {
+		secrets := strings.HasSuffix(g.File, "-secrets") // those follow from the StorageClasses
+		known := !secrets && g.IsKnown(named)
+		if !known {
+			e.skip("rbac "+g.File, "version %s of doctor does not know these permissions as those of a process", e.Version)
+		}
+		return !known
+	})
+}
+
 // addFeatures adds the permissions and API resources of every feature to p, a plan without the capabilities of the driver.
 // It is unknown whether they are needed: if one is missing, it is a warning. plan is that of [Input].
 func (p *Plan) addFeatures(driver string, plan func(csiclient.Driver, bool) Plan) {

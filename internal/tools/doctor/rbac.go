@@ -9,7 +9,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -17,34 +20,98 @@ import (
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
-// ofDriver limits the accesses to the ConfigMap of lost nodes to that of driver, as in the chart, and returns those to check:
-// without the name of the driver, all others.
-func ofDriver(all []rbac.Access, driver string) []rbac.Access {
-	var checked []rbac.Access
+// OfDriver returns all with the accesses to the ConfigMap of lost nodes limited to that of driver, as in the chart.
+func OfDriver(all []rbac.Access, driver string) []rbac.Access {
 	for i, a := range all {
-		if a.Resource == "configmaps" && a.Verb != "create" {
-			if driver == "" {
-				continue
-			}
+		if isConfigMap(a) && driver != "" {
 			all[i].Name = nodecleanup.ConfigMapName(driver)
 		}
-		checked = append(checked, all[i])
 	}
-	return checked
+	return all
 }
 
-// checkGrants checks the permissions of the plan, each of them once.
-func (e *examination) checkGrants(ctx context.Context) {
+// isConfigMap reports whether a is limited to the ConfigMap of a driver.
+func isConfigMap(a rbac.Access) bool { return a.Resource == "configmaps" && a.Verb != "create" }
+
+// accesses returns the permissions to review: without the name of the driver, not those that are limited to its ConfigMap.
+func (p Plan) accesses() []rbac.Access {
+	var all []rbac.Access
+	for _, g := range p.Grants {
+		all = append(all, g.Accesses...)
+	}
+	return slices.DeleteFunc(all, func(a rbac.Access) bool { return isConfigMap(a) && a.Name == "" })
+}
+
+// Permissions are the results of the access reviews that a process has made for itself.
+type Permissions struct {
+	Time    time.Time     `json:"time"`
+	User    string        `json:"user,omitempty"` // of the process; "" if unknown
+	Missing []rbac.Access `json:"missing"`
+	// Unknown are those whose review failed. All others of the plan are granted.
+	Unknown []Unreviewed `json:"unknown,omitempty"`
+}
+
+// Unreviewed is a permission whose review failed.
+type Unreviewed struct {
+	Access rbac.Access `json:"access"`
+	Error  string      `json:"error"`
+}
+
+// Review reviews the permissions of plan, each of them once, for the user of client.
+func Review(ctx context.Context, client kubernetes.Interface, plan Plan) Permissions {
+	p := Permissions{Missing: []rbac.Access{}}
+	user, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err == nil { // not older than 1.28
+		p.User = user.Status.UserInfo.Username
+	}
+	all := plan.accesses()
+	answers := rbac.Review(ctx, client, all)
+	for _, a := range all {
+		err := answers[a]
+		delete(answers, a) // it may be in several grants
+		switch {
+		case errors.Is(err, rbac.ErrDenied):
+			p.Missing = append(p.Missing, a)
+		case err != nil:
+			p.Unknown = append(p.Unknown, Unreviewed{a, err.Error()})
+		}
+	}
+	p.Time = time.Now().UTC()
+	return p
+}
+
+// answers returns the results of p as those of [rbac.Review].
+func (p Permissions) answers() map[rbac.Access]error {
+	answers := map[rbac.Access]error{}
+	for _, a := range p.Missing {
+		answers[a] = rbac.ErrDenied
+	}
+	for _, u := range p.Unknown {
+		answers[u.Access] = errors.New(u.Error)
+	}
+	return answers
+}
+
+// review returns the permissions of the plan: those of the process if it has reviewed them.
+func (e *examination) review(ctx context.Context) (map[rbac.Access]error, error) {
+	if p := e.in.Permissions; p != nil {
+		e.ok("rbac", "reviewed by the process at %s, at most once a minute", p.Time.Format(time.RFC3339))
+		return p.answers(), nil
+	}
 	client, err := e.reviewClient()
+	if err != nil {
+		return nil, err
+	}
+	return rbac.Review(ctx, client, e.plan.accesses()), nil
+}
+
+// checkGrants checks the permissions of the plan.
+func (e *examination) checkGrants(ctx context.Context) {
+	answers, err := e.review(ctx)
 	if err != nil {
 		e.skip("rbac", "creating the client for access reviews: %v", err)
 		return
 	}
-	var all []rbac.Access
-	for _, g := range e.plan.Grants {
-		all = append(all, ofDriver(g.Accesses, e.driver.Name)...)
-	}
-	answers := rbac.Review(ctx, client, all)
 	missingOf := func(g rbac.Grant) (missing []rbac.Access, failed error) {
 		for _, a := range g.Accesses {
 			switch err := answers[a]; { // nil also for an access that is not checked
@@ -65,10 +132,15 @@ func (e *examination) checkGrants(ctx context.Context) {
 				continue
 			}
 		}
-		if missing != nil {
+		c := grantCheck(g, missing, failed)
+		foreign := e.in.Process != nil && g.Namespace != "" && g.Namespace != e.in.Namespace
+		switch {
+		case missing != nil && foreign: // a process does not decide where its account gets permissions
+			c.Hint = fmt.Sprintf("if the process should use namespace %s, apply deploy/rbac/%s there", g.Namespace, g.File)
+		case missing != nil:
 			e.Missing = append(e.Missing, Missing{g, rbac.Summary(missing)})
 		}
-		e.Checks = append(e.Checks, grantCheck(g, missing, failed))
+		e.Checks = append(e.Checks, c)
 	}
 }
 
@@ -91,7 +163,13 @@ func grantCheck(g rbac.Grant, missing []rbac.Access, failed error) Check {
 // reviewClient returns a client of the user whose permissions are checked.
 func (e *examination) reviewClient() (kubernetes.Interface, error) {
 	user := e.in.Impersonate
-	if user == "" {
+	if e.in.Process != nil {
+		user = e.User
+	}
+	switch {
+	case user == "" && e.in.Process != nil:
+		return nil, errors.New("the user of the process is unknown")
+	case user == "":
 		return e.client, nil
 	}
 	cfg := rest.CopyConfig(e.in.Config)

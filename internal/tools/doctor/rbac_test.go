@@ -21,8 +21,8 @@ func TestLostNodesHaveAName(t *testing.T) {
 		"":                "create configmaps in ns",
 		"Drv.example.com": "get,list,watch,update configmaps lost-nodes.drv.example.com in ns; create configmaps in ns",
 	} {
-		all := ofDriver(rbac.Of("nodecontroller", "ns"), driver)
-		if got := rbac.Summary(all); !strings.HasSuffix(got, "events; "+want) {
+		plan := Plan{Grants: []rbac.Grant{{Accesses: OfDriver(rbac.Of("nodecontroller", "ns"), driver)}}}
+		if got := rbac.Summary(plan.accesses()); !strings.HasSuffix(got, "events; "+want) {
 			t.Errorf("driver %q: got %q, want %q", driver, got, want)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tools/clock"
+	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
 
 // Clients read the cluster.
@@ -26,7 +27,7 @@ type Clients struct {
 	Kubernetes kubernetes.Interface
 	Dynamic    dynamic.Interface  // for snapshots and ReferenceGrants
 	Metadata   metadata.Interface // for Secrets
-	Status     *http.Client       // for Request.StatusURL, see [StatusClient]; nil sends no credentials
+	Status     *http.Client       // for Request.StatusURL, see [statusz.NewClient]; nil sends no credentials
 	clock      *clock.Clock
 }
 
@@ -93,7 +94,9 @@ func Explain(ctx context.Context, clients Clients, request Request) (Report, err
 		return Report{}, err
 	}
 	if request.StatusURL != "" {
-		g.facts.process = readStatusPage(ctx, cmp.Or(clients.Status, http.DefaultClient), request.StatusURL)
+		p := &statusPage{url: request.StatusURL}
+		p.page, p.err = statusz.Read(ctx, cmp.Or(clients.Status, http.DefaultClient), p.url, false)
+		g.facts.process = p
 	}
 	g.facts.setNow(clients.clock.Now())
 	return kind.explain(g.facts), nil

@@ -4,101 +4,13 @@
 package explain
 
 import (
-	"context"
-	"crypto/tls"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
-	"net/http"
-	"net/url"
 	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
-
-// StatusAccess configures the connection to a status page that is served over HTTPS, as with --secure-metrics-server.
-type StatusAccess struct {
-	TokenFile string // bearer token; "" uses the credentials of the API server
-	CAFile    string // "" uses the root CAs of the system
-	Insecure  bool   // accepts any certificate
-}
-
-// StatusClient returns the client for the status page at address. Credentials are sent over HTTPS only, and never to
-// the target of a redirect.
-func StatusClient(user *rest.Config, address string, access StatusAccess) (*http.Client, error) {
-	cfg := rest.AnonymousClientConfig(user)
-	if u, err := url.Parse(address); err == nil && u.Scheme == "https" {
-		if access.TokenFile != "" {
-			cfg.BearerTokenFile = access.TokenFile
-		} else {
-			cfg = rest.CopyConfig(user)
-		}
-	}
-	cfg.Host = address
-	cfg.TLSClientConfig = rest.TLSClientConfig{CAFile: access.CAFile, Insecure: access.Insecure}
-	client, err := rest.HTTPClientFor(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("connecting to the status page: %w", err)
-	}
-	// The transport adds the token to every request, also to another host.
-	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return client, nil
-}
-
-// maxPage bounds the size of a status page.
-const maxPage = 8 << 20
-
-// readStatusPage reads the status page of a running process. address is that of its HTTP endpoint, with or without
-// the path.
-func readStatusPage(ctx context.Context, client *http.Client, address string) *statusPage {
-	p := &statusPage{url: address}
-	u, err := url.Parse(address)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		p.err = errors.New("invalid URL. Use a URL such as http://127.0.0.1:8080")
-		return p
-	}
-	u = u.JoinPath()
-	if u.Path == "" || u.Path == "/" {
-		u.Path = "/statusz"
-	}
-	u.RawQuery = "format=json"
-	p.page, p.err = fetch(ctx, client, u.String())
-	return p
-}
-
-func fetch(ctx context.Context, client *http.Client, address string) (page statusz.Page, err error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return page, err
-	}
-	response, err := client.Do(request)
-	if certificate := (*tls.CertificateVerificationError)(nil); errors.As(err, &certificate) {
-		return page, fmt.Errorf("%w. Set --status-ca-file, or --status-insecure-skip-tls-verify for a self-signed certificate", certificate)
-	} else if err != nil {
-		return page, err
-	}
-	defer response.Body.Close()
-	switch response.StatusCode {
-	case http.StatusOK:
-	case http.StatusUnauthorized:
-		return page, fmt.Errorf("%s. Set --status-token-file to a file with a bearer token of the cluster", response.Status)
-	case http.StatusForbidden:
-		return page, fmt.Errorf("%s. Grant the user get on the nonResourceURL %s", response.Status, request.URL.Path)
-	default:
-		return page, errors.New(response.Status)
-	}
-	if err := json.NewDecoder(io.LimitReader(response.Body, maxPage)).Decode(&page); err != nil || page.Program == "" {
-		return page, errors.New("the response is not the status page of storage-controller")
-	}
-	return page, nil
-}
 
 // attempts selects the attempts for an object: by queue, a function that reports whether a key concerns the object.
 type attempts map[string]func(key string) bool

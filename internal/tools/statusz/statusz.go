@@ -6,6 +6,7 @@
 package statusz
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -34,6 +36,10 @@ type Page struct {
 	LostNodes []LostNode `json:"lostNodes,omitempty"`
 	Flags     []Flag     `json:"flags"` // those that differ from the default
 	Metrics   string     `json:"-"`     // path of the metrics, without the leading slash
+	// Plan is what the process does, and findings about its settings. Only the JSON has it.
+	Plan *doctor.Plan `json:"plan,omitempty"`
+	// Permissions are those of Plan, with ?permissions=1.
+	Permissions *doctor.Permissions `json:"permissions,omitempty"`
 }
 
 // Check is the result of a health check.
@@ -66,23 +72,32 @@ type Flag struct {
 	Origin string `json:"origin"`
 }
 
-// Handler serves the page that read returns as HTML, or as JSON with ?format=json.
-func Handler(read func() Page) http.Handler {
+// Describe returns the plan of the process, and the permissions if they are requested.
+type Describe func(ctx context.Context, permissions bool) (*doctor.Plan, *doctor.Permissions, error)
+
+// Handler serves the page that read returns as HTML, or with ?format=json as JSON, with the results of describe.
+func Handler(read func() Page, describe Describe) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p := read()
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		// The page needs neither scripts nor external content, so an error text cannot inject any.
 		w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
 		switch format := r.URL.Query().Get("format"); format {
 		case "json":
+			plan, permissions, err := describe(r.Context(), r.URL.Query().Get("permissions") == "1")
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+			p := read()
+			p.Plan, p.Permissions = plan, permissions
 			w.Header().Set("Content-Type", "application/json")
 			encoder := json.NewEncoder(w)
 			encoder.SetIndent("", "  ")
 			_ = encoder.Encode(p) // the client closed the connection
 		case "", "html":
 			w.Header().Set("Content-Type", "text/html; charset=utf-8")
-			_, _ = io.WriteString(w, render(p, r.URL.Query().Get("refresh") != "off")) // as above
+			_, _ = io.WriteString(w, render(read(), r.URL.Query().Get("refresh") != "off")) // as above
 		default:
 			http.Error(w, fmt.Sprintf("unknown format %q: use html or json", format), http.StatusBadRequest)
 		}

@@ -4,7 +4,9 @@
 package statusz
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -38,13 +41,20 @@ func example() Page {
 		}},
 		LostNodes: []LostNode{{"n7", "held", now.Add(-time.Hour), "storage-controller nodecontroller approve n7 --yes"}},
 		Flags:     []Flag{{"worker-threads", "7", "flag"}}, Metrics: "a/numbers",
+		Plan: &doctor.Plan{Driver: csiclient.Driver{Name: "drv"}, Roles: []doctor.Role{{Name: "attacher", Elected: true}}},
 	}
 }
 
 func get(t *testing.T, p Page, path string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
-	Handler(func() Page { return p }).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	describe := func(_ context.Context, permissions bool) (*doctor.Plan, *doctor.Permissions, error) {
+		if permissions {
+			return &doctor.Plan{}, nil, errors.New("no turn")
+		}
+		return p.Plan, nil, nil
+	}
+	Handler(func() Page { return p }, describe).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 	return w
 }
 
@@ -103,6 +113,10 @@ func TestJSON(t *testing.T) {
 	}
 	if w := get(t, example(), "/statusz?format=xml"); w.Code != http.StatusBadRequest {
 		t.Errorf("another format: %d", w.Code)
+	}
+	if w := get(t, example(), "/statusz?format=json&permissions=1"); w.Code != http.StatusServiceUnavailable ||
+		strings.TrimSpace(w.Body.String()) != "no turn" {
+		t.Errorf("no permissions: %d %s", w.Code, w.Body)
 	}
 }
 

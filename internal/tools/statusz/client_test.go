@@ -1,7 +1,7 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package explain
+package statusz
 
 import (
 	"encoding/pem"
@@ -32,7 +32,7 @@ func TestSecureStatusPage(t *testing.T) {
 		case r.URL.Path == "/away":
 			http.Redirect(w, r, "/statusz", http.StatusFound)
 		case authorization == "Bearer reader" || authorization == "" && r.TLS == nil:
-			_, _ = w.Write([]byte(`{"program":"storage-controller"}`))
+			_, _ = w.Write([]byte(`{"program":"storage-controller","plan":{}}`))
 		case authorization == "Bearer stranger":
 			w.WriteHeader(http.StatusForbidden)
 		default:
@@ -46,28 +46,28 @@ func TestSecureStatusPage(t *testing.T) {
 	for name, tt := range map[string]struct {
 		token  string // of the kubeconfig
 		url    string
-		access StatusAccess
+		access Access
 		want   string // of the error; "" for none
 	}{
-		"token of the kubeconfig": {"reader", secure.URL, StatusAccess{CAFile: ca}, ""},
-		"token of a file":         {"stranger", secure.URL, StatusAccess{CAFile: ca, TokenFile: write(t, []byte("reader"))}, ""},
-		"any certificate":         {"reader", secure.URL, StatusAccess{Insecure: true}, ""},
-		"unknown certificate":     {"reader", secure.URL, StatusAccess{}, "Set --status-ca-file"},
-		"invalid CA file": {"reader", secure.URL, StatusAccess{CAFile: write(t, []byte("none"))},
+		"token of the kubeconfig": {"reader", secure.URL, Access{CAFile: ca}, ""},
+		"token of a file":         {"stranger", secure.URL, Access{CAFile: ca, TokenFile: write(t, []byte("reader"))}, ""},
+		"any certificate":         {"reader", secure.URL, Access{Insecure: true}, ""},
+		"unknown certificate":     {"reader", secure.URL, Access{}, "Set --status-ca-file"},
+		"invalid CA file": {"reader", secure.URL, Access{CAFile: write(t, []byte("none"))},
 			"connecting to the status page"},
-		"no token": {"", secure.URL, StatusAccess{CAFile: ca}, "401 Unauthorized. Set --status-token-file"},
-		"token without permission": {"stranger", secure.URL, StatusAccess{CAFile: ca},
+		"no token": {"", secure.URL, Access{CAFile: ca}, "401 Unauthorized. Set --status-token-file"},
+		"token without permission": {"stranger", secure.URL, Access{CAFile: ca},
 			"403 Forbidden. Grant the user get on the nonResourceURL /statusz"},
-		"redirects are not followed": {"reader", secure.URL + "/away", StatusAccess{CAFile: ca}, "302 Found"},
-		"no token in plain text":     {"reader", plain.URL, StatusAccess{}, ""},
-		"an invalid URL":             {"reader", "localhost:8080", StatusAccess{}, "invalid URL"},
+		"redirects are not followed": {"reader", secure.URL + "/away", Access{CAFile: ca}, "302 Found"},
+		"no token in plain text":     {"reader", plain.URL, Access{}, ""},
+		"an invalid URL":             {"reader", "localhost:8080", Access{}, "invalid URL"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			user := &rest.Config{Host: "https://api.example.com", BearerToken: tt.token}
 			user.CAData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw})
-			client, err := StatusClient(user, tt.url, tt.access)
+			client, err := NewClient(user, tt.url, tt.access)
 			if err == nil {
-				err = readStatusPage(t.Context(), client, tt.url).err
+				_, err = Read(t.Context(), client, tt.url, false)
 			}
 			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q", err, tt.want)
