@@ -219,11 +219,19 @@ func acceptable(args, variables []string) error {
 
 // configOf returns the configuration of a command line that begins with a subcommand.
 func configOf(args []string) (app.Config, error) {
-	cmd, err := parse(args)
-	if err != nil {
+	roles, known := roleCommands(programName)[args[0]]
+	if !known {
+		return app.Config{}, fmt.Errorf("%q runs no roles", args[0])
+	}
+	fs := pflag.NewFlagSet(args[0], pflag.ContinueOnError)
+	roles.Register(fs)
+	if err := fs.Parse(app.WithSections(fs, settings.LongFlags(fs, args[1:]))); err != nil {
 		return app.Config{}, err
 	}
-	c, err := roleCommands(programName)[cmd.Name()].Read(cmd.Flags(), buildVersion())
+	if fs.NArg() > 0 {
+		return app.Config{}, fmt.Errorf("unexpected argument %q", fs.Arg(0))
+	}
+	c, err := roles.Read(fs, buildVersion())
 	return c.Enabled(), err
 }
 

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // gate is a feature gate.
@@ -61,7 +62,7 @@ func KnownGates() []string {
 }
 
 // gatesUsage returns the help text of --feature-gates.
-func gatesUsage() string {
+var gatesUsage = sync.OnceValue(func() string {
 	var items []string
 	for _, name := range KnownGates() {
 		if g := knownGates[name]; !withoutEffect(name) {
@@ -69,7 +70,7 @@ func gatesUsage() string {
 		}
 	}
 	return "feature gates: " + strings.Join(items, ", ")
-}
+})
 
 // Enabled reports whether a feature gate is on.
 func (g Gates) Enabled(name string) bool {

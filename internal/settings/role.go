@@ -10,6 +10,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -58,14 +59,6 @@ func DefaultRole() Role {
 
 // AddFlags adds the flags of the settings to fs. Their defaults are the values in r.
 func (r *Role) AddFlags(fs *pflag.FlagSet) {
-	own := NewFlags(r.addFlags)
-	own.VisitAll(func(f *pflag.Flag) {
-		f.Annotations = map[string][]string{"everyRole": {}}
-		fs.AddFlag(f)
-	})
-}
-
-func (r *Role) addFlags(fs *pflag.FlagSet) {
 	e := &r.Election
 	fs.BoolVar(&e.Enabled, "leader-election", e.Enabled, "work only while holding the Lease of a role, so that several replicas can run")
 	fs.StringVar(&e.Namespace, "leader-election-namespace", e.Namespace,
@@ -84,6 +77,12 @@ func (r *Role) addFlags(fs *pflag.FlagSet) {
 	fs.Var(&r.Gates, "feature-gates", gatesUsage())
 	r.Endpoint.AddFlags(fs)
 }
+
+// ofEveryRole has the options that every role has.
+var ofEveryRole = sync.OnceValue(func() *pflag.FlagSet { return NewFlags(new(Role).AddFlags) })
+
+// everyRole reports whether every role has the option of that name.
+func everyRole(option string) bool { return ofEveryRole().Lookup(option) != nil }
 
 // AddFlags adds the flags of the settings to fs. Their defaults are the values in e.
 func (e *Endpoint) AddFlags(fs *pflag.FlagSet) {

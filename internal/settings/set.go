@@ -37,7 +37,6 @@ type Value struct{ Name, Value, Origin string }
 //
 //   - alias: its only value is another name of the option.
 //   - omitted: a printed configuration contains the option only if it was set, because its presence has an effect.
-//   - everyRole: every role has the option. The help does not list its flag for each role.
 type Group struct {
 	// Name is that of the role: the key in the configuration file and the prefix of the flags that several roles of a command
 	// share. It is "" for the process.
@@ -84,12 +83,6 @@ func (g Group) key(option string) string {
 // alias returns the other name of an option, "" for none.
 func alias(f *pflag.Flag) string {
 	return strings.Join(f.Annotations["alias"], "")
-}
-
-// everyRole reports whether f is an option that every role has.
-func everyRole(f *pflag.Flag) bool {
-	_, ok := f.Annotations["everyRole"]
-	return ok
 }
 
 // has reports whether g has an option of that name or alias.
@@ -246,7 +239,11 @@ func (s Set) UnknownVariables(environ []string) []string {
 func Register(fs *pflag.FlagSet, options func() Set) {
 	fs.SetNormalizeFunc(NormalizeFlag)
 	fs.SortFlags = false
-	set, prefixed, aliases := options(), options(), options()
+	set, aliases := options(), options()
+	prefixed := aliases // it has no flags
+	if set.Prefixed {
+		prefixed = options()
+	}
 	for i, g := range set.Groups {
 		switch {
 		case g.Unused:
@@ -273,7 +270,7 @@ func (s Set) registerOfRole(fs *pflag.FlagSet, role string, f, prefixed, other *
 		fs.AddFlag(f)
 	case !known:
 		of := "all of " + strings.Join(sharing, ", ")
-		if everyRole(f) {
+		if everyRole(name) {
 			of = "every role"
 		}
 		f.Usage = fmt.Sprintf("%s (sets %s)", f.Usage, of)
@@ -285,7 +282,7 @@ func (s Set) registerOfRole(fs *pflag.FlagSet, role string, f, prefixed, other *
 	if s.Prefixed && !strings.HasPrefix(name, role+"-") {
 		prefixed.Name, prefixed.Usage = role+"-"+name, fmt.Sprintf("--%s for the %s only", name, role)
 		// The help lists no second name of an option, and none of the options that every role has: it would be twice as long.
-		prefixed.Hidden = len(sharing) == 1 && alias(f) == "" || everyRole(f)
+		prefixed.Hidden = len(sharing) == 1 && alias(f) == "" || everyRole(name)
 		fs.AddFlag(prefixed)
 	}
 	a := alias(f)

@@ -76,7 +76,8 @@ func TestStatusPageOfAWorkingProcess(t *testing.T) {
 		t.Errorf("the flags: %v", origins)
 	}
 	code, html := p.get("/statusz")
-	for _, want := range []string{"1 failing", "&lt;b&gt;water&lt;/b&gt;", e.ns + "/hanging", e.plugin.Name(), "--provisioner.leader-election"} {
+	wants := []string{"1 failing", "&lt;b&gt;water&lt;/b&gt;", e.ns + "/hanging", e.plugin.Name(), "--provisioner.leader-election"}
+	for _, want := range wants {
 		if code != http.StatusOK || !strings.Contains(html, want) {
 			t.Errorf("%d: %q is not on the page", code, want)
 		}
