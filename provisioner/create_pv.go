@@ -28,7 +28,7 @@ func (l *claimLoop) createPV(ctx context.Context, client kubernetes.Interface, k
 	pv, err := client.CoreV1().PersistentVolumes().Create(ctx, o.pv, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		var c change
-		pv, c, err = l.existingPV(ctx, client, key, o)
+		pv, c, err = l.existingPV(ctx, client, o)
 		if pv == nil {
 			return c, err
 		}

@@ -70,16 +70,13 @@ func (u volumeUsers) ofReleased(pv *corev1.PersistentVolume) string {
 
 // existingPV returns the PersistentVolume that has the name of the one to create, if it is
 // for the same volume and claim. Otherwise it returns what follows for the operation.
-func (l *claimLoop) existingPV(
-	ctx context.Context, client kubernetes.Interface, key claimKey, o operation,
-) (*corev1.PersistentVolume, change, error) {
+func (l *claimLoop) existingPV(ctx context.Context, client kubernetes.Interface, o operation) (*corev1.PersistentVolume, change, error) {
 	name, handle := o.pv.Name, o.handle
 	pv, err := client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil { // also NotFound: it was deleted meanwhile
 		return nil, pvNotSaved(kube.IsNotFound(err), false), fmt.Errorf("reading PersistentVolume %q, which already exists: %w", name, err)
 	}
-	same := l.c.driver.isVolume(pv, o.pv)
-	ours := pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID == key.UID
+	same, ours := l.c.driver.isVolume(pv, o.pv), isVolumeOf(o.claim, pv)
 	switch {
 	case same && ours && (o.pvMayExist || !isReclaimed(pv, o.claim)):
 		return pv, change{}, nil // as if the response had arrived: what follows its deletion is the same
