@@ -67,7 +67,7 @@ func (d driver) decide(s attachmentState) step {
 		return d.decideWithoutPublish(s)
 	case va.DeletionTimestamp != nil:
 		return d.decideDetach(s)
-	case va.Status.Attached && !s.outOfSync:
+	case s.showsResult() && !s.outOfSync:
 		return step{action: doNothing, reason: "Attached"}
 	}
 	return d.decideAttach(s)
@@ -155,11 +155,8 @@ func (d driver) decideFormer(s attachmentState, src source, former, nodeID strin
 // waitsFor returns an error if src may still be published to another node, but is for a single one.
 func (s attachmentState) waitsFor(src source) error {
 	first := s.detaching
-	if first == nil {
+	if first == nil || recordsOther(first, src) {
 		return nil
-	}
-	if recorded := first.Annotations[annVolumeHandle]; recorded != "" && recorded != src.handle {
-		return nil // a PersistentVolume that was replaced
 	}
 	reason := ""
 	if failed := first.Status.DetachError; failed != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -34,9 +35,8 @@ func (d driver) decideReplaced(s attachmentState, src source) (step, bool) {
 // its name now. A call of this term takes precedence over both.
 func (d driver) detachSource(s attachmentState) (source, error) {
 	src, err := d.resolve(s.attachment, s.volume)
-	handle := s.attachment.Annotations[annVolumeHandle]
-	if s.attachment.Spec.Source.PersistentVolumeName != nil && handle != "" && (err != nil || src.handle != handle) {
-		src, err = source{handle: handle, migrated: s.attachment.Annotations[annMigrated] == "true"}, nil
+	if s.attachment.Spec.Source.PersistentVolumeName != nil && recordsOther(s.attachment, src) {
+		src, err = source{handle: s.attachment.Annotations[annVolumeHandle], migrated: s.attachment.Annotations[annMigrated] == "true"}, nil
 		if namespace, name, ok := strings.Cut(s.attachment.Annotations[annSecret], "/"); ok {
 			src.secrets = &corev1.SecretReference{Namespace: namespace, Name: name}
 		}
@@ -49,14 +49,18 @@ func (d driver) detachSource(s attachmentState) (source, error) {
 
 // currentSource returns the volume to publish or unpublish.
 func (d driver) currentSource(s attachmentState) (source, error) {
-	if s.attachment.DeletionTimestamp != nil { // a detach does not need the PersistentVolume
-		return d.detachSource(s)
-	}
 	src, err := d.resolve(s.attachment, s.volume)
-	if err == nil && s.attachment.Status.Attached && !src.migrated { // the PersistentVolume may have been replaced since
+	// A detach does not need the PersistentVolume, which may have been replaced since an attach.
+	if s.attachment.DeletionTimestamp != nil || err == nil && s.attachment.Status.Attached && !src.migrated {
 		return d.detachSource(s)
 	}
 	return src, err
+}
+
+// recordsOther reports whether va records another volume than src, that of its PersistentVolume, which was deleted or replaced.
+func recordsOther(va *storagev1.VolumeAttachment, src source) bool {
+	recorded := va.Annotations[annVolumeHandle]
+	return recorded != "" && recorded != src.handle
 }
 
 // calledForOther reports whether a call of this term, for another volume than src, may have taken effect.

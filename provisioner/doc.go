@@ -24,12 +24,13 @@
 // CreateVolume follows the rules of package intent, which decide.go asks. The record is the finalizer and the annotation, which has an ID,
 // a hash of the request and its topology. Until it has been written again, the record of an earlier process has another ID.
 //
-//   - record.go: the record on the claim, and what follows if it cannot be written;
+//   - record.go: the record on the claim, when it is written (--provisioning-protection; clones on nodes), and what follows if it fails;
 //   - resume.go: what follows from the record of an earlier process or of another driver, and whether the StorageClass was recreated;
-//   - ledger.go: the calls of the term, with the number that uses each source;
+//   - ledger.go: the calls of the term;
+//   - sources.go: the finalizers of the sources of clones and restored snapshots, and what uses a source;
 //   - secrets.go: when the secret is read, and read again;
 //   - create_volume.go: what a response means, and the deletion of a volume that was rejected;
-//   - handles.go: which claim or PersistentVolume a volume belongs to;
+//   - handles.go: which claim or PersistentVolume a volume belongs to, and what follows if a PersistentVolume of its name exists;
 //   - pv_deleted.go: what follows from the deletion of a PersistentVolume;
 //   - drain.go: what a process writes after its term has ended, and the log of what it leaves.
 //

@@ -65,7 +65,7 @@ func (a *attempt) apply(ctx context.Context, s claimState, step step) error {
 	case doPend:
 		return a.pend(ctx, s, step)
 	case doAbandon:
-		a.begin(s.call, step.target)
+		a.begin(step)
 		a.remember(intent.Settle, nil)
 		a.t.event(s.claim, step.events...)
 	default:

@@ -27,7 +27,7 @@ func (a *attempt) expand(ctx context.Context, s claimState, step step) error {
 		return err
 	}
 	var response *csi.ControllerExpandVolumeResponse
-	if ended := a.call(ctx, s.call, src, step.target, func(call context.Context) {
+	if ended := a.call(ctx, src, step, func(call context.Context) {
 		response, err = a.t.c.deps.CSI.ControllerExpandVolume(call, request)
 	}); ended != nil {
 		return ended
@@ -56,7 +56,7 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 		return err
 	}
 	request := driver.modifyRequest(src, s.claim, s.classes[step.target.key], s.secrets)
-	if ended := a.call(ctx, s.call, src, step.target, func(call context.Context) {
+	if ended := a.call(ctx, src, step, func(call context.Context) {
 		_, err = a.t.c.deps.CSI.ControllerModifyVolume(call, request)
 	}); ended != nil {
 		return ended
@@ -69,11 +69,11 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 }
 
 // call calls f with the deadline of a CSI call and without the lock of the claim. If ctx ends before the volume can be used, or this
-// process must not call the driver, call returns an error without calling f. last is the last call of the operation.
-func (a *attempt) call(ctx context.Context, last call, src source, t target, f func(context.Context)) error {
-	a.begin(last, t)
+// process must not call the driver, call returns an error without calling f.
+func (a *attempt) call(ctx context.Context, src source, step step, f func(context.Context)) error {
+	a.begin(step)
 	// Also before the lock is released: the other operation of the claim must not plan another call.
-	if err := a.t.ledger.Send(ctx, a.key, t.key); err != nil {
+	if err := a.t.ledger.Send(ctx, a.key, step.target.key); err != nil {
 		return err
 	}
 	// An attempt that follows reads the secret again.
@@ -87,23 +87,18 @@ func (a *attempt) call(ctx context.Context, last call, src source, t target, f f
 	defer release()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, src.migrated), a.t.c.cfg.callTimeout(a.key.Operation))
 	defer cancel()
-	if err := a.t.ledger.Send(ctx, a.key, t.key); err != nil {
+	if err := a.t.ledger.Send(ctx, a.key, step.target.key); err != nil {
 		return err
 	}
 	f(call)
 	return nil
 }
 
-// begin prepares the call for t. An earlier process may have sent it if last, the last call, is unanswered. A call of this process that
-// may have an effect stays, because it is repeated.
-func (a *attempt) begin(last call, t target) {
-	if a.t.ledger.Get(a.key).State.MayHaveEffect() {
-		return
+// begin takes up the call of step, instead of one that was planned and never sent.
+func (a *attempt) begin(step step) {
+	if step.trigger != 0 {
+		a.remember(intent.Settle, nil)
+		set := func(m *operationMemory) { m.target = step.target }
+		_, _, _ = a.t.ledger.Apply(a.key, change{Event: step.trigger, Args: step.target.key, Set: set})
 	}
-	event := intent.Plan
-	if last.State.Unanswered() {
-		event = intent.Resume
-	}
-	a.remember(intent.Settle, nil)
-	_, _, _ = a.t.ledger.Apply(a.key, change{Event: event, Args: t.key, Set: func(m *operationMemory) { m.target = t }})
 }

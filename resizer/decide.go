@@ -91,17 +91,17 @@ const (
 
 // step is an action and its arguments.
 type step struct {
-	action action
-	reason string
-	err    error     // of doFail
-	until  time.Time // of doWait; zero: an event ends the wait
-	target target
-	secret *corev1.SecretReference
-	claim  func(*corev1.PersistentVolumeClaim) // changes a copy of the claim
-	volume func(*corev1.PersistentVolume)      // changes a copy of the PersistentVolume
-	events []event                             // sent after the write
-	calls  bool                                // doIntend: the driver is called next
-	resets bool                                // doIntend: starts an expansion again that is infeasible on the node
+	action  action
+	reason  string
+	err     error     // of doFail
+	until   time.Time // of doWait; zero: an event ends the wait
+	target  target
+	secret  *corev1.SecretReference
+	claim   func(*corev1.PersistentVolumeClaim) // changes a copy of the claim
+	volume  func(*corev1.PersistentVolume)      // changes a copy of the PersistentVolume
+	events  []event                             // sent after the write
+	trigger intent.Event                        // of the call that begins, also with doAbandon, which ends it; zero: none
+	resets  bool                                // doIntend: starts an expansion again that is infeasible on the node
 }
 
 // decide returns the next step of an operation. It has no side effects and handles every state, also
@@ -119,7 +119,7 @@ func (d driver) decide(o operation, s claimState) step {
 	case !d.owns(s.claim, s.volume):
 		return step{reason: "OtherVolume"}
 	case s.call.State.MayHaveEffect() && !s.stub && s.showsResult(o):
-		return step{action: doAbandon, reason: "WrittenByEarlierLeader", target: s.call.Payload.target}
+		return step{action: doAbandon, reason: "WrittenByEarlierLeader", target: s.call.Payload.target, trigger: s.trigger}
 	case o == expand:
 		return d.decideExpand(s)
 	}
@@ -130,6 +130,7 @@ func (d driver) decide(o operation, s claimState) step {
 // a crash after the call must not lose it. The record of an earlier process is written again, so that a late write of that process
 // fails. The cache may be stale.
 func (s claimState) inOrder(o operation, secret *corev1.SecretReference, record, call step) step {
+	record.trigger, call.trigger = s.trigger, s.trigger
 	facts := intent.Facts{
 		Record: s.recordOf(o, call.target), Writable: true, Wanted: true, Ready: secret == nil || s.secretRead, Stale: !s.confirmed,
 	}
@@ -137,7 +138,6 @@ func (s claimState) inOrder(o operation, secret *corev1.SecretReference, record,
 	case intent.DoPrepare:
 		return step{action: doReadSecret, reason: "SecretNeeded", secret: secret, target: call.target}
 	case intent.DoRecord:
-		record.calls = true
 		if facts.Record == intent.Other {
 			start := record.claim
 			record.events, record.claim = nil, func(c *corev1.PersistentVolumeClaim) { start(c); renew(c, o.condition(), s.now) }

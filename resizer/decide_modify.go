@@ -75,7 +75,8 @@ func (d driver) decideUnusableClass(s claimState, t target, err error) step {
 		case !known:
 			return step{action: doReadClass, reason: stageClassNeeded, target: target{key: requested}}
 		case replacement == nil:
-			return step{action: doAbandon, reason: "ClassDeleted", target: t, events: []event{modifyFailedEvent(err.Error())}}
+			failed := []event{modifyFailedEvent(err.Error())}
+			return step{action: doAbandon, reason: "ClassDeleted", target: t, trigger: s.trigger, events: failed}
 		}
 	}
 	if s.call.Payload.missingClass == t.key && (repeated || class == nil || modify.infeasibleTarget(s.claim) == t.key) {

@@ -54,7 +54,7 @@ func decide(d driver, o operation, s claimState) step {
 			recorded, _ := o.inProgress(s.claim)
 			m.intended = recorded.key
 		}
-		s.call = o.callOf(s.call, s.claim)
+		s.call, s.trigger = o.callOf(s.call, s.claim)
 	}
 	return d.decide(o, s)
 }
@@ -164,7 +164,7 @@ func TestExpansionTarget(t *testing.T) {
 			d := expanding()
 			d.expansion = mode
 			s := testState(tt.state...)
-			s.call = expand.callOf(s.call, s.claim)
+			s.call, _ = expand.callOf(s.call, s.claim)
 			got, reason := d.wantedSize(s)
 			got = s.only(target{size: got}).size
 			if reason != "" && want != none || reason == "" && (want == none || got.String() != want) {

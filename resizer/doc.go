@@ -39,7 +39,7 @@
 // Both RPCs follow the rules of package intent: the record is the status that names the target. record.go says what that means and writes
 // it, ledger.go has the calls of the term, call.go plans and sends them, and answer.go decides about their responses. delay.go has the
 // waits before a call: after an infeasible target, and while the volume is in use, which inuse.go watches.
-// Another target is planned only while no call may have an effect.
+// Another target is planned only while no call may have an effect, which record.go ([claimState.only]) decides.
 //
 // # Loop
 //

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -55,6 +56,7 @@ type claimState struct {
 	// classesServed: VolumeAttributesClasses can be read. A driver that modifies no volumes does not need them.
 	classesServed bool
 	call          call
+	trigger       intent.Event // of the next call, see [operation.callOf]
 	now           time.Time
 	reads
 }
@@ -77,7 +79,7 @@ func (t *term) gather(k key, r reads) claimState {
 		if r.live != nil && r.live.ResourceVersion == claim.ResourceVersion {
 			s.claim, s.stub = r.live, false
 		}
-		s.call = k.Operation.callOf(s.call, s.claim)
+		s.call, s.trigger = k.Operation.callOf(s.call, s.claim)
 	}
 	if answer := s.call.Payload.answer; answer != nil {
 		volume = answer.volume.Name

@@ -43,11 +43,12 @@ func TestBegin(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		last := call{State: intent.Idle}
+		s := testState()
 		if tt.earlier {
-			last.State = intent.Unknown
+			s = testState(sizes("3Gi", "1Gi", tt.target, controllerInProgress, "1Gi"))
 		}
-		a.begin(last, size(tt.target))
+		_, trigger := expand.callOf(a.t.ledger.Get(a.key), s.claim)
+		a.begin(step{target: size(tt.target), trigger: trigger})
 		if got := a.t.ledger.Get(a.key); got.State != tt.want {
 			t.Errorf("%s: %v, want %v", name, got.State, tt.want)
 		}
@@ -76,7 +77,7 @@ func TestCallOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 			a := &attempt{t: term, key: key{Operation: o}}
 			a.lock()
 			call := map[operation]func(context.Context, claimState, step) error{expand: a.expand, modify: a.modify}[o]
-			if err := call(ctx, s, step{}); !errors.Is(err, ended) || term.ledger.Get(a.key).Payload.answer != nil {
+			if err := call(ctx, s, step{trigger: intent.Plan}); !errors.Is(err, ended) || term.ledger.Get(a.key).Payload.answer != nil {
 				t.Errorf("%s returned %v, and the call is %+v", o, err, term.ledger.Get(a.key))
 			}
 			// Sent before the wait, so that the other operation cannot plan another call.

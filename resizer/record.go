@@ -12,14 +12,19 @@ import (
 	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
-// callOf returns the call of o on claim, whose entry in the ledger is c. Unless the last call of this process was for the target that
-// claim records, an earlier process may have sent one for it, whose outcome is unknown. Nothing else concludes that from claim.
-func (o operation) callOf(c call, claim *corev1.PersistentVolumeClaim) call {
+// callOf returns the call of o on claim, whose entry in the ledger is c, and the event with which the next one begins: none if a call of
+// this process is repeated. Unless the last call of this process was for the target that claim records, an earlier process may have sent
+// one for it, whose outcome is unknown. Nothing else concludes that from claim.
+func (o operation) callOf(c call, claim *corev1.PersistentVolumeClaim) (_ call, trigger intent.Event) {
 	t, recorded := o.inProgress(claim)
-	if recorded && !c.State.MayHaveEffect() && c.Args != t.key {
+	switch {
+	case c.State.MayHaveEffect():
+		return c, 0
+	case recorded && c.Args != t.key:
 		c.State, c.Args, c.Payload.target = intent.Unknown, t.key, t
+		return c, intent.Resume
 	}
-	return c
+	return c, intent.Plan
 }
 
 // only returns the target that is requested instead of t: while a call may have an effect nothing but its target is, whatever the claim
@@ -143,9 +148,7 @@ func (a *attempt) companion(ctx context.Context) (*attempt, *step) {
 
 // intended remembers an intent that was written.
 func (a *attempt) intended(s claimState, step step) {
-	if step.calls {
-		a.begin(a.key.Operation.callOf(a.t.ledger.Get(a.key), s.claim), step.target)
-	}
+	a.begin(step)
 	a.remember(0, func(m *operationMemory) {
 		m.missingClass, m.intended = "", step.target.key
 		if m.began.IsZero() {

@@ -14,8 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
-
-	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
 // content holds what decisions read of a VolumeSnapshotContent or a VolumeGroupSnapshotContent.
@@ -145,56 +143,6 @@ func (c *content) driverHandle() string {
 		return c.handle
 	}
 	return c.known().handle
-}
-
-// snapshot is a snapshot of the driver, or a group.
-type snapshot struct {
-	handle  string
-	members []string // handles of the snapshots of a group; nil: only the driver knows all of them
-}
-
-// snapshots returns the snapshots that are deleted with c, one after the other: that of the last response and that of the status. They
-// differ if a repeated CreateSnapshot has returned another one, because an earlier leader had deleted that of the status.
-func (c *content) snapshots(e entry) (all []snapshot) {
-	add := func(handle string, infos []groupv1.VolumeSnapshotInfo) {
-		members := handlesOf(infos)
-		switch {
-		case c.dynamic() && len(members) < len(c.volumes):
-			members = nil
-		case !c.dynamic() && members == nil:
-			members = c.members
-		}
-		all = append(all, snapshot{handle, members})
-	}
-	handle, infos, last := c.driverHandle(), c.known().snapshots, e.Payload.answer
-	switch {
-	case last != nil && last.handle == handle && len(last.snapshots) > len(infos):
-		infos = last.snapshots
-	case last != nil && last.handle != handle && (handle == "" || e.State == intent.Answered):
-		add(last.handle, last.snapshots)
-	}
-	if handle != "" {
-		add(handle, infos)
-	}
-	return all
-}
-
-// deletedHandle returns the handle of the snapshot that is deleted next with c, or "" if there is none.
-func (c *content) deletedHandle(e entry) string {
-	if all := c.snapshots(e); len(all) > 0 {
-		return all[0].handle
-	}
-	return ""
-}
-
-func handlesOf(snapshots []groupv1.VolumeSnapshotInfo) []string {
-	var handles []string
-	for _, s := range snapshots {
-		if s.SnapshotHandle != "" {
-			handles = append(handles, s.SnapshotHandle)
-		}
-	}
-	return handles
 }
 
 // class holds what decisions read of a VolumeSnapshotClass or a VolumeGroupSnapshotClass.

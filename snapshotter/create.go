@@ -28,11 +28,8 @@ func (l *loop) create(ctx context.Context, s state, step step) error {
 	if err != nil {
 		return err
 	}
-	if !s.orphan && !l.exists(c) {
-		// The handler of its deletion decides about an earlier call of this process. It may have run before this one was planned.
-		if !last.MayHaveEffect() {
-			l.forget(ctx, keyOf(c))
-		}
+	if !s.orphan && !l.exists(c) { // the handler of its deletion may have run before this call was planned
+		l.forgetUnsent(ctx, keyOf(c), last)
 		return nil
 	}
 	a, sent, err := l.send(ctx, c, step.request, s.secrets)

@@ -33,7 +33,9 @@
 //   - decide_answer.go: what follows from a response, also from one that cannot be written, and from a user who removes the annotation
 //     during the wait;
 //   - decide_repeat.go: the repetitions during a deletion, also before DeleteSnapshot;
-//   - undo.go: the undo after the content was deleted, and what follows if it was given to another driver instead.
+//   - answer.go: what a response may change of a status, and contradictions;
+//   - decide_delete.go: which snapshots a deletion deletes;
+//   - undo.go: what follows after a content was deleted, also if the watch has missed that, or was given to another driver.
 //
 // # Loops
 //

@@ -4,13 +4,8 @@
 package snapshotter
 
 import (
-	"context"
-	"fmt"
 	"maps"
 
-	"k8s.io/klog/v2"
-
-	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -87,58 +82,14 @@ func (l *loop) matters(before, after *content) bool {
 	}
 	switch {
 	case before.policy != after.policy, before.class != after.class, before.handle != after.handle,
-		before.ref != after.ref, !same(after.secretName), !same(after.secretNamespace):
+		before.ref != after.ref, !same(after.secretName), !same(after.secretNamespace), after.endsWait(before, is):
 		return true
-	case before.has(before.creating) && !after.has(after.creating) &&
-		is.State.Unanswered() && !(is.Payload.inherited && after.known().handle != ""):
-		return true // by another writer, which ends the wait, or whose removal of the record is undone: this process removes it later
 	case !before.has(before.creating) && after.has(after.creating) && after.known().handle != "" && !after.terminating():
 		return true // restored by another writer; during a deletion, this process sets it for a check
 	case after.known().ready && after.has(after.creating):
 		return true // the watch may have skipped the version without it
 	}
 	return before.terminating() != after.terminating() || l.c.driver.rowOf(before, was) != l.c.driver.rowOf(after, is)
-}
-
-// deleted handles the last state of a content.
-func (l *loop) deleted(c *content) {
-	undo := false
-	l.ledger.Update(c.UID, func(s intent.State, m *memory) {
-		undo = l.mustUndo(c, entry{State: s, Payload: *m})
-		if undo {
-			m.orphan = c
-		}
-	})
-	if undo {
-		l.queue.Add(keyOf(c))
-		return
-	}
-	l.missed(c)
-}
-
-// missed handles an earlier state of a content that was deleted. Its policy may have become Retain since.
-func (l *loop) missed(c *content) {
-	l.queue.Forget(keyOf(c))
-	l.forget(context.Background(), keyOf(c))
-	l.wakeSharing(c)
-}
-
-// forget drops the memory of a deleted content.
-func (l *loop) forget(ctx context.Context, key contentKey) {
-	e := l.ledger.Take(key.UID)
-	if e.State == intent.Planned || !leftBehind(e) {
-		return
-	}
-	handle, name := "", requestWith(e.Args, key.UID).Name
-	if e.Payload.answer != nil {
-		handle = e.Payload.answer.handle
-	}
-	klog.FromContext(ctx).Info("Content was deleted before its snapshot. Delete the snapshot at the storage system if it is not needed",
-		"content", key.Name, "snapshotHandle", handle, "snapshotName", name)
-	reason := l.kind.deleted
-	l.c.deps.Events.Event(l.kind.reference(key), warning, reason, kube.Message(fmt.Sprintf("This content was deleted or given to another "+
-		"driver during %s: the %s %q (handle %q) may remain. Delete it at the storage system if it is not needed",
-		l.kind.create, l.kind.noun, name, handle)))
 }
 
 // wakeSharing enqueues the contents that may wait until c does not name their snapshot.

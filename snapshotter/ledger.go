@@ -34,7 +34,7 @@ type memory struct {
 	absent bool
 	// deleted: the driver has deleted the snapshot. The finalizer is not removed yet.
 	deleted bool
-	// releasing: the finalizer is being removed by this process.
+	// releasing: the finalizer is being removed by this process, because the call has ended.
 	releasing bool
 	// checks counts the responses in a row with a snapshot that is not ready. The next check is due at nextCheck.
 	checks    int

@@ -82,9 +82,7 @@ func (l *loop) sync(ctx context.Context, key contentKey) (time.Time, error) {
 	for i := range maxSteps {
 		s := l.gather(key, r)
 		if s.content == nil {
-			if !s.call.State.MayHaveEffect() { // else the handler of its deletion decides
-				l.forget(ctx, key)
-			}
+			l.forgetUnsent(ctx, key, s.call.State)
 			return time.Time{}, nil
 		}
 		log := klog.FromContext(ctx).WithValues(l.kind.logKey, key.Name)

@@ -66,6 +66,12 @@ func (c *content) forced(e entry) bool {
 		(c.known().handle == "" || slices.Contains(e.Payload.announced, blockedOutcome))
 }
 
+// endsWait reports whether another writer has removed the annotation of the call e since before, which ends the wait or is undone. This
+// process removes it later.
+func (c *content) endsWait(before *content, e entry) bool {
+	return before.has(c.creating) && !c.has(c.creating) && e.State.Unanswered() && !(e.Payload.inherited && c.known().handle != "")
+}
+
 // recordTest returns the test that the record of the request is that of c.
 func recordTest(c *content) map[string]any {
 	path := kube.AnnotationPath(AnnRequest)

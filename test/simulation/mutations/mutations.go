@@ -92,7 +92,7 @@ var mutations = []mutation{
 	{"expand-without-record", "The claim records the size before ControllerExpandVolume.",
 		in("resizer", "claimState.inOrder"), call("recordOf"), `map[bool]intent.Recorded{true: intent.Own}[o == expand]`},
 	{"expand-to-another-size", "While the outcome of ControllerExpandVolume is unknown, no other size is requested.",
-		in("resizer", "operation.callOf"), condition("recorded", "MayHaveEffect"), "recorded && o == modify && c.Args != t.key"},
+		in("resizer", "operation.callOf"), condition("recorded"), "recorded && o == modify && c.Args != t.key"},
 	{"claim-before-volume", "The PersistentVolume has the new size before the claim.",
 		in("resizer", "driver.decideAnswer"), condition("volumeSaved"), never},
 	{"modify-to-another-class", "While the outcome of ControllerModifyVolume is unknown, no other class is requested.",
