@@ -238,6 +238,19 @@ func (f *fixture) event(parts ...string) (seen []string) {
 	}
 }
 
+// knows waits until the provisioner knows a node: it asks the scheduler for another one if the watch has not delivered the node yet.
+func (f *fixture) knows(node string) {
+	f.Helper()
+	kubetest.Eventually(f.T, "node "+node+" is known", func(context.Context) error {
+		_, hasNode := f.c.nodes.Get(node)
+		_, hasDriver := f.c.csiNodes.Get(node)
+		if !hasNode || !hasDriver {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+}
+
 // lastClaim begins the names of the claims of settles, which sort last.
 const lastClaim = "zz-"
 
@@ -436,6 +449,7 @@ func provisionerScenarioLife(t *testing.T) {
 		node := f.Namespace + "-node"
 		f.Must(kubetest.CreateNode(t.Context(), f.Client,
 			kubetest.NodeSpec{Name: node, Labels: map[string]string{"zone": "a"}, Driver: f.Driver, TopologyKeys: []string{"zone"}}))
+		f.knows(node)
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = node })
 		f.event("ProvisioningFailed", "code = ResourceExhausted desc = full")
 		f.claimIs("has no node any more", func(c *corev1.PersistentVolumeClaim) bool {
