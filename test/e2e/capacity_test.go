@@ -114,7 +114,7 @@ func (e *env) asked(first int, want ...string) (all int) {
 		got = nil
 		for _, call := range e.plugin.Calls("GetCapacity")[first:] {
 			r := call.Request.(*csi.GetCapacityRequest)
-			got = append(got, r.GetParameters()["pool"]+" "+r.GetAccessibleTopology().GetSegments()[e.plugin.Name()+"/zone"])
+			got = append(got, r.GetParameters()["pool"]+" "+r.GetAccessibleTopology().GetSegments()[e.plugin.Name()+"/node"])
 		}
 		slices.Sort(got)
 		if len(got) < len(want) {
@@ -380,7 +380,7 @@ func capacityScenarioNode(t *testing.T) {
 				"csi.storage.k8s.io/drivername": e.plugin.Name(), "csi.storage.k8s.io/managed-by": "external-provisioner-n2",
 			}},
 			StorageClassName: classes[0], Capacity: ptr.To(resource.MustParse("1Mi")),
-			NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{e.plugin.Name() + "/zone": "gone"}},
+			NodeTopology: &metav1.LabelSelector{MatchLabels: map[string]string{e.plugin.Name() + "/node": "gone"}},
 		}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -397,7 +397,7 @@ func capacityScenarioNode(t *testing.T) {
 			if o.Labels["csi.storage.k8s.io/managed-by"] != "external-provisioner-n1" || len(o.Labels) != 2 {
 				t.Errorf("labels %v", o.Labels)
 			}
-			if got := metav1.FormatLabelSelector(o.NodeTopology); got != e.plugin.Name()+"/zone=a" {
+			if got := metav1.FormatLabelSelector(o.NodeTopology); got != e.plugin.Name()+"/node=a" {
 				t.Errorf("for the nodes %q", got)
 			}
 		}

@@ -240,7 +240,7 @@ func everythingOn(t *testing.T) *process {
 	writePair(t, certificates)
 	cmd := e.command("all", slices.Concat(quick, []string{"--leader-election", "--http-endpoint=127.0.0.1:0",
 		"--capacity-ownerref-level=-1",
-		"--topology-node-key=" + e.plugin.Name() + "/zone", "--node-finalizer-mode=manage", "--node-cleanup=claims",
+		"--topology-node-key=" + e.plugin.Name() + "/node", "--node-finalizer-mode=manage", "--node-cleanup=claims",
 		"--node-cleanup-scope=all", "--node-delete-grace=0s", "--node-finalizer-wait-for-others=false", "--node-finalizer-timeout=1s",
 		"--enable-webhooks", "--webhook-addr=127.0.0.1:0", "--cert-dir", certificates})...)
 	cmd.Env = append(cmd.Env, "NAMESPACE="+e.ns)
@@ -266,7 +266,7 @@ func everythingOn(t *testing.T) *process {
 		return err
 	})
 	for _, name := range []string{"lost", "held"} { // of which one may go, and the other is in use
-		e.onNode(name, class, e.plugin.Name()+"/zone", "b")
+		e.onNode(name, class, e.plugin.Name()+"/node", "b")
 	}
 	e.uses("user", "held", e.nodes[0])
 	must(e.client.CoreV1().Nodes().Delete(t.Context(), e.nodes[1], metav1.DeleteOptions{}))

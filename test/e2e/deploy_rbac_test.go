@@ -234,7 +234,7 @@ func (e *env) uses(pod, claim, node string) {
 func TestNodecontrollerNeedsWhatItsManifestsGrant(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, csitest.Config{Segments: []map[string]string{{}}}, 2)
-	ctx, key := t.Context(), e.plugin.Name()+"/zone"
+	ctx, key := t.Context(), e.plugin.Name()+"/node"
 	granted := e.applyRBAC("nodecontrolle*[^e]") // without nodecontroller-pvc-enforce, which is for TopoLVM
 	maps.Copy(granted, e.applyRBAC("nodecontroller-resize-nudge"))
 	// With the name of the ConfigMap, as in the chart.

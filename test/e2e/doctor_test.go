@@ -143,7 +143,7 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 	d.has("lease "+e.provisionerLease(), doctor.OK, "held by "+p.pod)
 	d.has("storageclasses", doctor.OK, class)
 	d.has("nodes", doctor.OK, "registered on 2 of")
-	d.has("topology keys", doctor.OK, e.plugin.Name()+"/zone")
+	d.has("topology keys", doctor.OK, e.plugin.Name()+"/node")
 	// What only this command would read is not granted, and said to be skipped.
 	d.has("sidecars", doctor.Skipped, "forbidden")
 	d.has("csidriver", doctor.Skipped, "forbidden")

@@ -97,7 +97,7 @@ func newEnvOn(t *testing.T, cp *kubetest.ControlPlane, cfg csitest.Config, nodes
 	e := &env{t: t, cp: cp, client: cp.Client(), ns: kubetest.Namespace(t, cp)}
 	cfg.Name = e.ns + ".example.com"
 	if cfg.Segments != nil {
-		cfg.Segments = []map[string]string{{cfg.Name + "/zone": "a"}, {cfg.Name + "/zone": "b"}}
+		cfg.Segments = []map[string]string{{cfg.Name + "/node": "a"}, {cfg.Name + "/node": "b"}}
 	}
 	makeAccount(t, e.client, e.ns)
 	e.plugin, e.segments = csitest.Run(t, cfg), cfg.Segments
@@ -119,7 +119,7 @@ func (e *env) addNode() {
 	spec := kubetest.NodeSpec{Name: fmt.Sprintf("%s-%d", e.ns, i), NodeID: fmt.Sprintf("id-%d", i), Driver: e.plugin.Name(),
 		Labels: map[string]string{"test": e.ns}}
 	if e.segments != nil {
-		key := e.plugin.Name() + "/zone"
+		key := e.plugin.Name() + "/node"
 		spec.TopologyKeys, spec.Labels[key] = []string{key}, e.segments[i%2][key]
 	}
 	e.nodes = append(e.nodes, spec.Name)

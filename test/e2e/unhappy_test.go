@@ -368,7 +368,7 @@ func TestFullNodeIsLeft(t *testing.T) {
 	used := map[string]int{}
 	for _, v := range e.plugin.Volumes() {
 		used[fmt.Sprint(v.Segment)]++
-		if first := v.Segment[e.plugin.Name()+"/zone"] == "a"; first == refused()[v.Name] {
+		if first := v.Segment[e.plugin.Name()+"/node"] == "a"; first == refused()[v.Name] {
 			t.Errorf("volume %s is in %v, refused at first: %t", v.Name, v.Segment, !first)
 		}
 	}
