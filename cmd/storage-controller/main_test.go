@@ -9,8 +9,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"regexp"
+	"runtime/debug"
 	"strings"
 	"testing"
 
