@@ -71,8 +71,12 @@ func (r *reloader) check(ctx context.Context) {
 		return
 	}
 	r.content, r.failure = content, ""
-	for i, v := range next.Values { // in the order of the flags, which are the same
-		if v.Value != r.cfg.Values[i].Value {
+	before := map[string]string{}
+	for _, v := range r.cfg.Values {
+		before[v.Name] = v.Value
+	}
+	for _, v := range next.Values {
+		if value, known := before[v.Name]; !known || v.Value != value {
 			r.apply(klog.NewContext(ctx, log), next, v)
 		}
 	}

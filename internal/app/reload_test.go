@@ -55,6 +55,9 @@ func TestReload(t *testing.T) {
 			"Setting changed in the configuration file, effective at the next start attacher.worker-threads"},
 			"attacher.worker-threads 100 default"},
 		{"a flag takes precedence", "v: 3\nkube-api-burst: 9\n", []string{"Setting reloaded vmodule"}, "kube-api-burst 7 flag"},
+		{"a livenessprobe", "v: 3\nlivenessprobe: {probe-timeout: 5s}\n", []string{
+			"Setting changed in the configuration file, effective at the next start livenessprobe.probe-timeout"}, "v 3 file"},
+		{"none again", "v: 3\n", []string{}, "v 3 file"},
 		{"unknown key", "v: 4\nthreads: 1\n", []string{"Configuration file is invalid, keeping the settings "}, "v 3 file"},
 		{"invalid value", "v: 4\ntimeout: -1s\n", []string{"Configuration file is invalid, keeping the settings "}, "v 3 file"},
 	} {
