@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -279,15 +278,12 @@ func (w *workload) read(ctx context.Context, pod *corev1.Pod, permissions bool) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	response := request.Do(ctx)
-	if err := response.Error(); err != nil { // unlike that of Raw, it has the message of the API server
-		return statusz.Page{}, err
-	}
-	body, err := response.Raw()
+	body, err := request.Stream(ctx) // Decode limits what a container can send
 	if err != nil {
 		return statusz.Page{}, err
 	}
-	return statusz.Decode(bytes.NewReader(body))
+	defer body.Close()
+	return statusz.Decode(body)
 }
 
 // endpoint returns the scheme and port of the HTTP endpoint of c: a port with a name of it, else that of a probe; "" for none.
