@@ -35,7 +35,7 @@
 //   - decide_repeat.go: the repetitions during a deletion, also before DeleteSnapshot;
 //   - answer.go: what a response may change of a status, and contradictions;
 //   - decide_delete.go: which snapshots a deletion deletes;
-//   - undo.go: what follows after a content was deleted, also if the watch has missed that, or was given to another driver.
+//   - undo.go: what follows if a content was deleted, also unseen by the watch, or given to another driver.
 //
 // # Loops
 //

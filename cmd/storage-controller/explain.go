@@ -154,7 +154,8 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return fmt.Errorf("creating the clients: %w", err)
 	}
-	if clients.Status, err = statusz.NewClient(cfg, o.status.url, o.status.access); err != nil {
+	clients.Status, err = statusz.NewClient(cfg, o.status.url, o.status.access)
+	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), explainTimeout)

@@ -57,7 +57,8 @@ func (p *process) serve(ctx context.Context) (*diagnostics, error) {
 			return nil, fmt.Errorf("--secure-metrics-server: %w", err)
 		}
 	}
-	if d.server, err = metrics.NewServer(cfg); err != nil {
+	d.server, err = metrics.NewServer(cfg)
+	if err != nil {
 		return nil, err
 	}
 	d.done.Go(func() {

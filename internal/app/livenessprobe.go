@@ -64,6 +64,7 @@ func RegisterLivenessprobe(fs *pflag.FlagSet) {
 func ReadLivenessprobe(fs *pflag.FlagSet) (*Livenessprobe, error) {
 	l := newLivenessprobe()
 	err := l.Load(fs)
+	l.Notes = append(l.Notes, retiredNotes(fs, "")...)
 	if err == nil {
 		err = l.validate()
 	}
@@ -105,6 +106,9 @@ func (l *Livenessprobe) server(registry *prometheus.Registry) metrics.Config {
 // Run serves until ctx ends.
 func (l *Livenessprobe) Run(ctx context.Context, version string) error {
 	klog.FromContext(ctx).Info("Starting", "version", version)
+	for _, note := range l.Notes {
+		klog.FromContext(ctx).Info(note)
+	}
 	registry := metrics.NewRegistry(version)
 	p, err := l.listen(registry, registry)
 	if err != nil {

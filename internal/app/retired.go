@@ -4,6 +4,8 @@
 package app
 
 import (
+	"fmt"
+
 	"github.com/spf13/pflag"
 
 	"github.com/storage-controller/storage-controller/internal/settings"
@@ -38,6 +40,20 @@ func Retired(name string) (today string, isRetired bool) {
 		}
 	}
 	return "", false
+}
+
+// retiredNotes returns a note for the log about each retired flag that was set in fs. where names the section of fs.
+func retiredNotes(fs *pflag.FlagSet, where string) (notes []string) {
+	fs.Visit(func(f *pflag.Flag) {
+		today, isRetired := Retired(f.Name)
+		switch {
+		case isRetired && today == "":
+			notes = append(notes, fmt.Sprintf("--%s%s has no effect any more", f.Name, where))
+		case isRetired:
+			notes = append(notes, fmt.Sprintf("--%s%s is now --%s", f.Name, where, today))
+		}
+	})
+	return notes
 }
 
 // addRetired adds the retired flags that replace a flag of fs, or none.

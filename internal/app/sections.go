@@ -55,8 +55,10 @@ func HelpOfSection(args []string) string {
 			begins = true
 		case begins:
 			name, begins = arg, false
-		case (arg == "--help" || arg == "-h") && sectionRoles[name].roles != nil:
-			return name
+		case arg == "--help" || arg == "-h":
+			if _, known := sectionRoles[name]; known {
+				return name
+			}
 		}
 	}
 	return ""
@@ -93,15 +95,21 @@ func sectionsOf(fs *pflag.FlagSet) ([]settings.Section, error) {
 		if err != nil {
 			return nil, err
 		}
-		if slices.ContainsFunc(sections, func(s settings.Section) bool { return s.Name == section.Name }) {
-			return nil, fmt.Errorf("section %s: set twice", section.Name)
+		for _, other := range sections {
+			switch {
+			case other.Name == section.Name:
+				return nil, fmt.Errorf("section %s: set twice", section.Name)
+			case slices.ContainsFunc(section.Roles, func(role string) bool { return slices.Contains(other.Roles, role) }):
+				return nil, fmt.Errorf("sections %s and %s: both set the role capacity. Remove the section capacity, and set "+
+					"--enable-capacity in the section csi-provisioner", other.Name, section.Name)
+			}
 		}
 		sections = append(sections, section)
 	}
 	if len(sections) > 0 && !slices.ContainsFunc(sections, func(s settings.Section) bool { return s.Name != livenessprobeName }) {
 		return nil, errors.New("section livenessprobe: requires a section with a role. Run the command livenessprobe instead")
 	}
-	return ownCapacity(sections), nil
+	return sections, nil
 }
 
 // parseSection parses the words of a section: its name, and flags as in the image of that name.
@@ -130,18 +138,6 @@ func parseSection(words []string) (settings.Section, error) {
 	return s, nil
 }
 
-// ownCapacity returns sections, of which only the section capacity sets the role of that name, if there is one.
-func ownCapacity(sections []settings.Section) []settings.Section {
-	if slices.ContainsFunc(sections, func(s settings.Section) bool { return s.Name == capacityName }) {
-		for i, s := range sections {
-			if s.Name != capacityName {
-				sections[i].Roles = slices.DeleteFunc(s.Roles, func(role string) bool { return role == capacityName })
-			}
-		}
-	}
-	return sections
-}
-
 // finish completes settings that were loaded with sections, which name the roles.
 func (s *Settings) finish(sections []settings.Section) error {
 	probe := slices.ContainsFunc(sections, func(s settings.Section) bool { return s.Name == livenessprobeName })
@@ -164,15 +160,7 @@ func (s *Settings) finish(sections []settings.Section) error {
 		for _, word := range section.Flags.Args() {
 			s.Notes = append(s.Notes, fmt.Sprintf("argument %q of section %s ignored: it is not a flag", word, section.Name))
 		}
-		section.Flags.Visit(func(f *pflag.Flag) {
-			today, isRetired := Retired(f.Name)
-			switch {
-			case isRetired && today == "":
-				s.Notes = append(s.Notes, fmt.Sprintf("--%s of section %s has no effect any more", f.Name, section.Name))
-			case isRetired:
-				s.Notes = append(s.Notes, fmt.Sprintf("--%s of section %s is now --%s", f.Name, section.Name, today))
-			}
-		})
+		s.Notes = append(s.Notes, retiredNotes(section.Flags, " of section "+section.Name)...)
 	}
 	return s.Derive("controllers", strings.Join(roles, ","))
 }

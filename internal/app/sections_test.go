@@ -42,8 +42,8 @@ func TestSections(t *testing.T) {
 			"controllers=provisioner,attacher,resizer " +
 			"provisioner.worker-threads=100 attacher.worker-threads=3 resizer.workers=4 capacity.enable-capacity=false",
 		"-- csi-provisioner --enable-capacity --timeout=3s": "controllers=provisioner,capacity provisioner.timeout=3s capacity.timeout=3s",
-		"-- csi-provisioner --capacity-threads=5 -- capacity --capacity-threads=3": "controllers=provisioner,capacity " +
-			"capacity.capacity-threads=3",
+		"-- capacity --capacity-threads=3":                  "controllers=capacity capacity.capacity-threads=3",
+		"-- csi-provisioner -- capacity":                    "error: sections csi-provisioner and capacity: both set the role capacity",
 		"-- nodecontroller --driver-name=a.b": "controllers=nodecontroller nodecontroller.leader-election=true " +
 			"nodecontroller.leader-election-retry-period=2s",
 		"--timeout=9s --attacher-resync=1h -- csi-attacher --max-entries=2 -- csi-resizer --timeout=2s": "attacher.timeout=9s " +
@@ -216,5 +216,13 @@ func TestSectionLivenessprobe(t *testing.T) {
 			return nil
 		})
 		plugin.Stop()
+	}
+}
+
+// TestRetiredFlagsOfImages: the log says what became of the flags of older releases.
+func TestRetiredFlagsOfImages(t *testing.T) {
+	got := configOf(t, Resize, "--csiTimeout=3s", "--connection-timeout=5s", "--workers=3").Notes
+	if want := []string{"--csiTimeout is now --timeout", "--connection-timeout has no effect any more"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

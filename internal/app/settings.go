@@ -136,6 +136,7 @@ func (c Selection) Read(fs *pflag.FlagSet, version string) (Config, error) {
 	read := func() (Settings, error) {
 		s := c.newSettings(sections...)
 		err := s.Load(fs, sections...)
+		s.Notes = append(s.Notes, retiredNotes(fs, "")...)
 		if err == nil {
 			err = s.finish(sections)
 		}

@@ -114,7 +114,8 @@ func (t *terms) addCandidates(config *rest.Config, registries registries, events
 		if err != nil {
 			return err
 		}
-		if e.candidate, err = election.NewCandidate(c.Timing, lock, known[registry]); err != nil {
+		e.candidate, err = election.NewCandidate(c.Timing, lock, known[registry])
+		if err != nil {
 			return err
 		}
 		if t.driver != nil && slices.ContainsFunc(e.members, func(m *member) bool { return m.callsDriver }) {

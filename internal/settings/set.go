@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package settings reads the settings of a command from flags, the environment and the configuration
-// file. It knows options of the process as a whole; the configuration of a role declares those of the role.
+// file. It knows the options of the process, and those that every role has; the configuration of a role declares the others.
 package settings
 
 import (

@@ -262,7 +262,8 @@ func TestResources(t *testing.T) {
 		}
 		r := migrated(t, deployment(with("csi-provisioner", tt.first), with("csi-attacher", tt.second)), false)
 		_, got, _ := strings.Cut(string(r.Manifest), "resources:")
-		if got = strings.Join(strings.Fields(got), " "); got != tt.want {
+		got = strings.Join(strings.Fields(got), " ")
+		if got != tt.want {
 			t.Errorf("%s: %s, want %s", name, got, tt.want)
 		}
 	}
