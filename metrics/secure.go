@@ -6,18 +6,15 @@ package metrics
 import (
 	"context"
 	"crypto/sha256"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/util/cache"
-	"k8s.io/client-go/util/cert"
 	"k8s.io/klog/v2"
 )
 
@@ -56,8 +53,6 @@ const (
 	unknownQPS, unknownBurst = 5, 10
 	// maxCached bounds the entries of each cache.
 	maxCached = 4096
-	// renewBefore is the remaining validity at which the certificate is replaced.
-	renewBefore = 30 * 24 * time.Hour
 )
 
 // Guard authenticates and authorizes requests with a [Reviewer].
@@ -67,9 +62,6 @@ type Guard struct {
 	known     *cache.LRUExpireCache // the same hashes, for longer
 	unknown   *rate.Limiter
 	decisions *cache.LRUExpireCache // bool by the hash of user, verb and path
-
-	mu          sync.Mutex
-	certificate *tls.Certificate
 }
 
 // NewGuard returns a guard that asks reviewer.
@@ -175,31 +167,4 @@ func (g *Guard) authorize(ctx context.Context, user User, verb, path string) (bo
 	}
 	g.decisions.Add(hash, allowed, ttl)
 	return allowed, nil
-}
-
-// tlsConfig serves a self-signed certificate, which is renewed before it expires. It encrypts
-// tokens in transit; clients cannot verify the server.
-func (g *Guard) tlsConfig() *tls.Config {
-	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.certificate == nil || time.Until(g.certificate.Leaf.NotAfter) < renewBefore {
-			certificate, err := selfSigned()
-			if err != nil {
-				return nil, fmt.Errorf("generating the certificate of the metrics endpoint: %w", err)
-			}
-			g.certificate = certificate
-		}
-		return g.certificate, nil
-	}}
-}
-
-// selfSigned returns a certificate that is valid for one year.
-func selfSigned() (*tls.Certificate, error) {
-	certificate, key, err := cert.GenerateSelfSignedCertKey("storage-controller", nil, []string{"localhost"})
-	if err != nil {
-		return nil, err
-	}
-	pair, err := tls.X509KeyPair(certificate, key)
-	return &pair, err
 }

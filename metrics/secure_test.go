@@ -6,7 +6,6 @@ package metrics
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"io"
 	"maps"
@@ -16,6 +15,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/storage-controller/storage-controller/internal/serving"
 )
 
 // fakeReviewer answers like the API server and counts the reviews.
@@ -147,8 +148,13 @@ func TestGuardCaches(t *testing.T) {
 func TestSecureServer(t *testing.T) {
 	e := local()
 	e.Pprof = true
+	secure, err := serving.TLS{}.Config(new(serving.SelfSigned).Get)
+	if err != nil {
+		t.Fatal(err)
+	}
 	s, _ := serve(t, Config{
-		Guard: NewGuard(&fakeReviewer{}), Endpoints: []Endpoint{e}, ProfilingAddress: "127.0.0.1:0", HealthAddress: "127.0.0.1:0",
+		Guard: NewGuard(&fakeReviewer{}), TLS: secure, Endpoints: []Endpoint{e}, ProfilingAddress: "127.0.0.1:0",
+		HealthAddress: "127.0.0.1:0",
 	})
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	defer client.CloseIdleConnections()
@@ -183,29 +189,4 @@ func TestSecureServer(t *testing.T) {
 			t.Errorf("%s by %s: got %d, want %d", tt.url, tt.token, got, tt.want)
 		}
 	}
-}
-
-func TestCertificateIsRenewed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := NewGuard(nil)
-		certificate := func() *x509.Certificate {
-			c, err := g.tlsConfig().GetCertificate(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if now := time.Now(); now.Before(c.Leaf.NotBefore) || !now.Before(c.Leaf.NotAfter) {
-				t.Errorf("the certificate is valid from %v to %v, and it is %v", c.Leaf.NotBefore, c.Leaf.NotAfter, now)
-			}
-			return c.Leaf
-		}
-		first := certificate()
-		time.Sleep(time.Until(first.NotAfter) - renewBefore)
-		if certificate() != first {
-			t.Error("renewed too early")
-		}
-		time.Sleep(time.Nanosecond)
-		if certificate() == first {
-			t.Error("not renewed before it expires")
-		}
-	})
 }

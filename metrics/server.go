@@ -6,6 +6,7 @@ package metrics
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -38,7 +39,10 @@ type Config struct {
 	DriverHealthAddress string
 	// DriverHealth checks the CSI driver.
 	DriverHealth Check
-	// Guard, if set, makes the Endpoints serve TLS, and authorizes requests for everything but health.
+	// TLS makes the Endpoints serve HTTPS. Nil: plain HTTP.
+	TLS *tls.Config
+	// Guard authorizes requests at the Endpoints for everything but health. It requires TLS, because tokens are secret. Nil: every
+	// request is authorized.
 	Guard *Guard
 	// LeaderElection serves /healthz/leader-election.
 	LeaderElection bool
@@ -110,7 +114,7 @@ func NewServer(cfg Config) (*Server, error) {
 	type content struct {
 		name, address string
 		handler       *http.ServeMux
-		guard         *Guard
+		tls           *tls.Config
 	}
 	s := &Server{}
 	var contents []content
@@ -118,7 +122,7 @@ func NewServer(cfg Config) (*Server, error) {
 		if err := CheckPath(e.MetricsPath); err != nil {
 			return nil, err
 		}
-		contents = append(contents, content{"metrics and health", e.Address, s.main(cfg, e), cfg.Guard})
+		contents = append(contents, content{"metrics and health", e.Address, s.main(cfg, e), cfg.TLS})
 	}
 	for _, e := range append(contents,
 		content{"health", cfg.HealthAddress, s.health(), nil},
@@ -138,9 +142,7 @@ func NewServer(cfg Config) (*Server, error) {
 		server := serving.New(e.handler)
 		server.ReadTimeout, server.WriteTimeout = 10*time.Minute, 10*time.Minute // longer than a profile
 		server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(klog.Background()), slog.LevelError)
-		if e.guard != nil {
-			server.TLSConfig = e.guard.tlsConfig()
-		}
+		server.TLSConfig = e.tls.Clone() // http.Server changes it
 		s.endpoints = append(s.endpoints, endpoint{e.name, server, listener})
 	}
 	return s, nil

@@ -5,11 +5,14 @@ package nodecontroller
 
 import (
 	"context"
+	"path/filepath"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/internal/claimloop"
+	"github.com/storage-controller/storage-controller/internal/serving"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 	"github.com/storage-controller/storage-controller/nodecontroller/pvcfinalizer"
 	"github.com/storage-controller/storage-controller/nodecontroller/resizenudge"
@@ -21,6 +24,8 @@ type Deps struct {
 	nodecleanup.Deps // its informers retain [Config.RetainedFields]
 	// UnthrottledClient has no rate limit, for requests that pods wait for; nil means Client.
 	UnthrottledClient kubernetes.Interface
+	// TLS is for the server of the webhooks.
+	TLS serving.TLS
 }
 
 // Controller runs the parts of the role.
@@ -76,7 +81,11 @@ func (c *Controller) addWebhooks(cfg Config, deps Deps) (err error) {
 		finalizer = cfg.PVCFinalizer
 	}
 	c.server, err = webhook.New(webhook.Config{
-		Driver: deps.Driver, Address: cfg.WebhookAddr, CertDir: cfg.CertDir, ClientCA: cfg.WebhookClientCA,
+		Driver: deps.Driver, Address: cfg.WebhookAddr, ClientCA: cfg.WebhookClientCA, TLS: deps.TLS,
+		Certificate: &serving.Certificate{
+			CertFile: filepath.Join(cfg.CertDir, corev1.TLSCertKey), KeyFile: filepath.Join(cfg.CertDir, corev1.TLSPrivateKeyKey),
+			Flag: "--cert-dir",
+		},
 		ShutdownDelay: cfg.ShutdownDelay, ClaimFinalizer: finalizer,
 		CapacityResource: cfg.CapacityResource, CapacityAnnotationPrefix: cfg.CapacityAnnotationPrefix,
 		DeviceClassParameter: cfg.DeviceClassParameter, DefaultDeviceClass: cfg.DefaultDeviceClass,

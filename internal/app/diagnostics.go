@@ -5,6 +5,7 @@ package app
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
@@ -15,6 +16,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/serving"
+	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/metrics"
 )
@@ -34,7 +37,8 @@ func (h *driverHealth) check(ctx context.Context, timeout time.Duration) error {
 
 // diagnostics is the HTTP server, if there is one, and what ends with it.
 type diagnostics struct {
-	server *metrics.Server // nil: none
+	server *metrics.Server      // nil: none
+	files  *serving.Certificate // of the server; nil: it is self-signed, or there is none
 	done   sync.WaitGroup
 }
 
@@ -53,6 +57,9 @@ func (p *process) serve(ctx context.Context) (*diagnostics, error) {
 		if err == nil {
 			cfg.Guard, err = newGuard(config, p.Version)
 		}
+		if err == nil {
+			cfg.TLS, err = p.Common.TLS.Config(d.certificate(ctx, p.Common))
+		}
 		if err != nil {
 			return nil, fmt.Errorf("--secure-metrics-server: %w", err)
 		}
@@ -61,12 +68,35 @@ func (p *process) serve(ctx context.Context) (*diagnostics, error) {
 	if err != nil {
 		return nil, err
 	}
+	if d.files != nil {
+		d.ready("certificate", d.files.Ready)
+	}
 	d.done.Go(func() {
 		if err := d.server.Run(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "HTTP server failed")
 		}
 	})
 	return d, nil
+}
+
+// certificate returns that of the secure server. Until the files of a certificate are usable it is self-signed, so that probes of the
+// kubelet are answered.
+func (d *diagnostics) certificate(ctx context.Context, c settings.Common) serving.GetCertificate {
+	own := &serving.SelfSigned{}
+	if c.TLSCertFile == "" {
+		return own.Get
+	}
+	files := &serving.Certificate{CertFile: c.TLSCertFile, KeyFile: c.TLSPrivateKeyFile, Flag: "--tls-cert-file"}
+	files.Load(ctx)
+	d.done.Go(func() { files.Run(ctx) })
+	d.files = files
+	return func(client *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		pair, err := files.Get(client)
+		if err != nil {
+			return own.Get(client)
+		}
+		return pair, nil
+	}
 }
 
 // checks returns the results of all health checks.

@@ -46,8 +46,8 @@ type member struct {
 type activity int
 
 const (
-	working activity = iota // starting, and running the controller while the Lease is held
-	serving                 // serving requests on every replica
+	working  activity = iota // starting, and running the controller while the Lease is held
+	handling                 // serving requests on every replica
 )
 
 func newMember(name string, named bool, build func(context.Context) (controller, error)) *member {
@@ -156,8 +156,8 @@ func (m *member) serve(ctx context.Context, backoff wait.Backoff) error {
 	}
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName(m.name))
 	try := func(ctx context.Context) error {
-		m.enable(ctx, serving)
+		m.enable(ctx, handling)
 		return s.Serve(ctx)
 	}
-	return m.retry(ctx, serving, backoff, try(ctx), try)
+	return m.retry(ctx, handling, backoff, try(ctx), try)
 }

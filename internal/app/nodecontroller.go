@@ -192,7 +192,7 @@ func buildNodecontroller(ctx context.Context, s *shared, config *rest.Config) (c
 	if err != nil {
 		return nil, err
 	}
-	deps := nodecontroller.Deps{UnthrottledClient: unthrottled, Deps: nodecleanup.Deps{
+	deps := nodecontroller.Deps{UnthrottledClient: unthrottled, TLS: s.settings.Common.TLS, Deps: nodecleanup.Deps{
 		Driver:    s.driver.Name,
 		Client:    client,
 		Informers: s.informers,

@@ -1,7 +1,7 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package serving provides HTTP servers with limits, because every client that reaches a port is served.
+// Package serving provides HTTP servers with limits, because every client that reaches a port is served, and their TLS.
 package serving
 
 import (

@@ -17,6 +17,8 @@ import (
 	"time"
 )
 
+var discard = log.New(io.Discard, "", 0)
+
 // idleProcess is less than the memory of an idle process of the program.
 const idleProcess = 20 << 20
 
@@ -26,7 +28,7 @@ func TestIncompleteRequests(t *testing.T) {
 		t.Run(scheme, func(t *testing.T) {
 			server := httptest.NewUnstartedServer(nil)
 			server.Config = New(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }))
-			server.Config.ErrorLog = log.New(io.Discard, "", 0)
+			server.Config.ErrorLog = discard
 			start := server.Start
 			if scheme == "https" {
 				start = server.StartTLS

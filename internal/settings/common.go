@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/serving"
 )
 
 // Common holds the settings of the process as a whole.
@@ -26,6 +27,9 @@ type Common struct {
 	Master               string        // URL of the API server; empty: from Kubeconfig
 	SecretNamespaces     []string      // of the Secrets that roles may read; empty: all
 	SecureMetrics        bool          // HTTPS with authentication at each [Endpoint]
+	TLS                  serving.TLS   // of every HTTPS server
+	TLSCertFile          string        // of the HTTPS server of each [Endpoint], in PEM; empty: self-signed
+	TLSPrivateKeyFile    string        // of TLSCertFile, in PEM
 	HealthBindAddress    string        // only probes; "0": none. All addresses are host:port
 	ProfilingBindAddress string        // only profiles; "0": none
 	DriverHealthEndpoint string        // replaces livenessprobe; empty: none
@@ -85,6 +89,7 @@ func (c *Common) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.AuditInterval, "audit-interval", c.AuditInterval,
 		"time between two comparisons of ListVolumes with the PersistentVolumes, for metrics and the log; 0 means never")
 	c.addTopolvmFlags(fs)
+	c.addTLSFlags(fs)
 	fs.Var(&c.Controllers, "controllers", "roles to run, such as provisioner,attacher, or not to run, such as -capacity. "+
 		"Without roles to run, the driver decides")
 }
@@ -101,6 +106,19 @@ func (c *Common) addEndpointFlags(fs *pflag.FlagSet) {
 			"empty means no tracing")
 	fs.Float64Var(&c.OTLPSamplingRatio, "otlp-sampling-ratio", c.OTLPSamplingRatio,
 		"fraction of the operations that is traced, from 0 to 1")
+}
+
+// addTLSFlags adds the flags of HTTPS servers, which have the names of those of Kubernetes components.
+func (c *Common) addTLSFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.TLSCertFile, "tls-cert-file", c.TLSCertFile,
+		"certificate, with its intermediates, for --secure-metrics-server, in PEM; it is read again when it changes; "+
+			"empty means self-signed. Webhooks have --cert-dir")
+	fs.StringVar(&c.TLSPrivateKeyFile, "tls-private-key-file", c.TLSPrivateKeyFile, "private key of --tls-cert-file, in PEM")
+	fs.StringVar(&c.TLS.MinVersion, "tls-min-version", c.TLS.MinVersion,
+		"lowest TLS version of metrics and webhooks: VersionTLS10, VersionTLS11, VersionTLS12 or VersionTLS13; empty means VersionTLS12")
+	fs.StringSliceVar(&c.TLS.CipherSuites, "tls-cipher-suites", c.TLS.CipherSuites,
+		"cipher suites of metrics and webhooks for TLS 1.2 and lower, by their names of IANA, separated by commas; "+
+			"empty means those that Go prefers")
 }
 
 // addTopolvmFlags adds flags of topolvm-controller that concern the whole process.
@@ -150,7 +168,19 @@ func (c Common) Validate(addressSet bool) error {
 			errs = append(errs, fmt.Errorf("--secret-namespaces: %q is not a namespace name: %s", namespace, strings.Join(problems, ", ")))
 		}
 	}
-	return errors.Join(append(errs, c.validateAddresses())...)
+	return errors.Join(append(errs, c.validateAddresses(), c.validateTLS())...)
+}
+
+// validateTLS returns every error in the settings of HTTPS servers.
+func (c Common) validateTLS() error {
+	_, err := c.TLS.Config(nil)
+	switch {
+	case (c.TLSCertFile == "") != (c.TLSPrivateKeyFile == ""):
+		return errors.Join(err, errors.New("--tls-cert-file and --tls-private-key-file: set both, or none"))
+	case c.TLSCertFile != "" && !c.SecureMetrics:
+		return errors.Join(err, errors.New("--tls-cert-file: requires --secure-metrics-server"))
+	}
+	return err
 }
 
 // validateAddresses returns an error for each address on which no process can listen.

@@ -21,9 +21,11 @@ import (
 // TestCertificateFiles loads files one after another, each of them three times: a pair that cannot be used never replaces a
 // usable one, and each result is logged and counted once.
 func TestCertificateFiles(t *testing.T) {
-	f := &fixture{TB: t, cfg: Config{CertDir: t.TempDir()}, reg: prometheus.NewRegistry()}
+	f := &fixture{TB: t, reg: prometheus.NewRegistry()}
+	f.certificate()
 	first, second, expired := newPair(0), newPair(0), newPair(time.Minute)
-	c := newCertificate(f.cfg.CertDir, f.reg)
+	c := f.cfg.Certificate
+	registerCertificate(c, f.reg)
 	var logged []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, line string) { logged = append(logged, line) }, funcr.Options{}))
 	for _, step := range []struct {
@@ -46,17 +48,17 @@ func TestCertificateFiles(t *testing.T) {
 	} {
 		f.write(step.pair)
 		if step.lacks != "" {
-			f.must(os.Remove(filepath.Join(f.cfg.CertDir, step.lacks)))
+			f.must(os.Remove(filepath.Join(f.certs, step.lacks)))
 		}
 		logged = nil
 		for range 3 {
-			c.load(ctx)
+			c.Load(ctx)
 		}
 		if len(logged) != 1 || !strings.Contains(logged[0], step.problem) || strings.Contains(logged[0], "failed") != (step.problem != "") {
 			t.Errorf("%s: the log is %q", step.name, logged)
 		}
-		served, err := c.get(nil)
-		ready := c.ready()
+		served, err := c.Get(nil)
+		ready := c.Ready()
 		switch {
 		case step.served == nil && (err == nil || ready == nil || !strings.Contains(ready.Error(), step.problem)):
 			t.Errorf("%s: served %v, ready %v", step.name, served, ready)
@@ -82,32 +84,6 @@ func (p pair) leaf(t *testing.T) *x509.Certificate {
 		t.Fatal(err)
 	}
 	return parsed.Leaf
-}
-
-// TestValidity checks a certificate before, during and after its lifetime.
-func TestValidity(t *testing.T) {
-	leaf := &x509.Certificate{NotBefore: time.Unix(100, 0), NotAfter: time.Unix(200, 0)}
-	for at, want := range map[int64]string{99: "not valid before", 100: "", 200: "", 201: "expired at"} {
-		err := validAt(leaf, time.Unix(at, 0))
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("at %d: %v, want %q", at, err, want)
-		}
-	}
-}
-
-// TestExpiredWhileServed: a certificate that expires is still served, but the server is not ready.
-func TestExpiredWhileServed(t *testing.T) {
-	f := &fixture{TB: t, cfg: Config{CertDir: t.TempDir()}}
-	f.write(servingPair())
-	c := newCertificate(f.cfg.CertDir, prometheus.NewRegistry())
-	c.load(t.Context())
-	f.must(c.ready())
-	c.state.Load().pair.Leaf.NotAfter = time.Now().Add(-time.Second)
-	if err := c.ready(); err == nil || !strings.Contains(err.Error(), "expired at") {
-		t.Errorf("ready: %v", err)
-	}
-	_, err := c.get(nil)
-	f.must(err)
 }
 
 // TestCertificateIsReplaced replaces the files of a server that serves.

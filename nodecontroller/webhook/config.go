@@ -12,13 +12,16 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/serving"
 )
 
 // Config configures a [Server]. It is validated by the node controller.
 type Config struct {
 	Driver  string // provisioner of the StorageClasses that count
 	Address string // to listen at; the port may be the name of a service
-	CertDir string // of tls.crt and tls.key, which are read again when they change
+	// Certificate is that of the server, which loads it while it serves.
+	Certificate *serving.Certificate
+	TLS         serving.TLS
 	// ClientCA is a file with the authorities of clients, which is read at each handshake. Empty: clients need no certificate.
 	ClientCA string
 	// ShutdownDelay is how long requests are served after readiness ended: the API server needs

@@ -37,6 +37,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/serving"
 )
 
 func TestMain(m *testing.M) { kubetest.Main(m) }
@@ -62,6 +63,7 @@ type fixture struct {
 	ns     string
 	cfg    Config
 	ca     []byte       // signed the serving certificate
+	certs  string       // the directory of the serving certificate
 	api    *rest.Config // of the server; nil means that of the test
 	watch  *rest.Config // of its informers, the same
 	hook   func(*Server)
@@ -75,7 +77,8 @@ func setup(t testing.TB, change func(*fixture)) *fixture {
 	f := &fixture{TB: t, cp: kubetest.Get(t, kubetest.Real())}
 	f.client, f.ns = f.cp.Client(), kubetest.Namespace(t, f.cp)
 	f.cfg = testConfig(f.ns + ".example.com")
-	f.cfg.CertDir, f.ca = t.TempDir(), servingPair().ca
+	f.certificate()
+	f.ca = servingPair().ca
 	f.write(servingPair())
 	if change != nil {
 		change(f)
@@ -403,16 +406,24 @@ func newPair(lifetime time.Duration) pair {
 // servingPair returns the pair of all tests that do not replace it.
 var servingPair = sync.OnceValue(func() pair { return newPair(0) })
 
+// certificate configures files in a new directory, without files.
+func (f *fixture) certificate() {
+	f.certs = f.TempDir()
+	f.cfg.Certificate = &serving.Certificate{
+		CertFile: filepath.Join(f.certs, corev1.TLSCertKey), KeyFile: filepath.Join(f.certs, corev1.TLSPrivateKeyKey), Flag: "--cert-dir",
+	}
+}
+
 // write replaces the files as the kubelet does: a directory for each version, behind a link that is replaced.
 func (f *fixture) write(p pair) {
 	f.Helper()
-	dir, err := os.MkdirTemp(f.cfg.CertDir, "..")
+	dir, err := os.MkdirTemp(f.certs, "..")
 	f.must(err)
 	for name, content := range map[string][]byte{corev1.TLSCertKey: p.cert, corev1.TLSPrivateKeyKey: p.key} {
 		f.must(os.WriteFile(filepath.Join(dir, name), content, 0o600))
-		_ = os.Symlink(filepath.Join("..data", name), filepath.Join(f.cfg.CertDir, name)) // fails if it is there
+		_ = os.Symlink(filepath.Join("..data", name), filepath.Join(f.certs, name)) // fails if it is there
 	}
-	link := filepath.Join(f.cfg.CertDir, "..data")
+	link := filepath.Join(f.certs, "..data")
 	f.must(os.Symlink(filepath.Base(dir), link+"_new"))
 	f.must(os.Rename(link+"_new", link))
 }

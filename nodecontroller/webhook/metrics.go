@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/storage-controller/storage-controller/internal/serving"
 )
 
 type metrics struct {
@@ -58,4 +60,37 @@ func (m *metrics) served(path string, code int, patched bool, duration time.Dura
 	}
 	m.requests.WithLabelValues(path, strconv.Itoa(code), result).Inc()
 	m.seconds.WithLabelValues(path).Observe(duration.Seconds())
+}
+
+// registerCertificate registers the metrics of c, which is not loaded yet.
+func registerCertificate(c *serving.Certificate, registry prometheus.Registerer) {
+	reloads := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "storage_controller_webhook_cert_reload_total",
+		Help: "Serving certificates that were found, by result: ok, or error for files that cannot be used.",
+	}, []string{"result"})
+	ok, failed := reloads.WithLabelValues("ok"), reloads.WithLabelValues("error") // so that both are there from the start
+	c.Loaded = func(err error) {
+		if err != nil {
+			failed.Inc()
+		} else {
+			ok.Inc()
+		}
+	}
+	registry.MustRegister(reloads, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "storage_controller_webhook_cert_expiry_seconds",
+		Help: "Seconds until the serving certificate expires; negative after that, 0 without one.",
+	}, func() float64 {
+		if expiry, loaded := c.Expiry(); loaded {
+			return time.Until(expiry).Seconds()
+		}
+		return 0
+	}), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "storage_controller_webhook_cert_rejected",
+		Help: "1 if the files of the serving certificate cannot be used, else 0.",
+	}, func() float64 {
+		if c.Problem() != nil {
+			return 1
+		}
+		return 0
+	}))
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/cert"
 	"k8s.io/klog/v2"
 
@@ -34,16 +33,16 @@ const drainLimit = 20 * time.Second
 
 // Server serves admission requests. It needs no Lease.
 type Server struct {
-	cfg         Config
-	deps        Deps
-	metrics     *metrics
-	mutations   map[string]mutation // by path
-	bodies      *semaphore.Weighted // bytes of the requests that are being served
-	reads       *semaphore.Weighted // live reads
-	certificate *certificate
-	listener    net.Listener
-	used        atomic.Bool // the listener was used
-	serving     atomic.Bool
+	cfg       Config
+	deps      Deps
+	metrics   *metrics
+	mutations map[string]mutation // by path
+	bodies    *semaphore.Weighted // bytes of the requests that are being served
+	reads     *semaphore.Weighted // live reads
+	tls       *tls.Config
+	listener  net.Listener
+	used      atomic.Bool // the listener was used
+	serving   atomic.Bool
 }
 
 // New returns a Server that listens, so that an address in use is reported at the start. Requests
@@ -54,14 +53,22 @@ func New(cfg Config, deps Deps) (*Server, error) {
 			return nil, fmt.Errorf("--webhook-client-ca: %w", err)
 		}
 	}
+	tlsConfig, err := cfg.TLS.Config(cfg.Certificate.Get)
+	if err != nil {
+		return nil, err
+	}
 	listener, err := net.Listen("tcp", cfg.Address)
 	if err != nil {
 		return nil, fmt.Errorf("--webhook-addr: listening at %q: %w", cfg.Address, err)
 	}
 	s := &Server{
 		cfg: cfg, deps: deps, bodies: semaphore.NewWeighted(maxBodies), reads: semaphore.NewWeighted(maxLiveReads),
-		certificate: newCertificate(cfg.CertDir, deps.Registry), listener: listener, metrics: newMetrics(deps.Registry),
+		listener: listener, metrics: newMetrics(deps.Registry), tls: tlsConfig,
 	}
+	if cfg.ClientCA != "" {
+		tlsConfig.ClientAuth, tlsConfig.VerifyConnection = tls.RequireAnyClientCert, s.verifyClient
+	}
+	registerCertificate(cfg.Certificate, deps.Registry)
 	// Both paths are always served: during an upgrade, an API server may still call a webhook that
 	// is switched off, and a missing path would block the creation of objects.
 	s.mutations = map[string]mutation{
@@ -79,7 +86,7 @@ func (s *Server) Ready() error {
 	if !s.serving.Load() {
 		return errors.New("the webhook server is starting or stopping")
 	}
-	return errors.Join(s.certificate.ready(), s.synced())
+	return errors.Join(s.cfg.Certificate.Ready(), s.synced())
 }
 
 // synced returns an error until a miss of the caches means that an object is not found.
@@ -105,7 +112,7 @@ func (s *Server) Serve(ctx context.Context) (err error) {
 	loading, stop := context.WithCancel(ctx)
 	var loader sync.WaitGroup
 	defer func() { stop(); loader.Wait() }()
-	loader.Go(func() { wait.UntilWithContext(loading, s.certificate.load, certificatePoll) })
+	loader.Go(func() { s.cfg.Certificate.Run(loading) })
 	listener := s.listener
 	if s.used.Swap(true) { // the listener of New was closed when serving ended
 		if listener, err = net.Listen("tcp", s.Address()); err != nil {
@@ -146,19 +153,11 @@ func (s *Server) httpServer(ctx context.Context) *http.Server {
 	errorLog := slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx)), slog.Level(-1))
 	errorLog.SetOutput(handshakeErrors{errorLog.Writer(), s.metrics.untrusted})
 	server := serving.New(s)
-	server.TLSConfig = s.tlsConfig()
+	server.TLSConfig = s.tls.Clone() // http.Server changes it
 	server.ReadTimeout, server.WriteTimeout = 5*time.Second, 15*time.Second
 	server.BaseContext = func(net.Listener) context.Context { return base }
 	server.ErrorLog = errorLog
 	return server
-}
-
-func (s *Server) tlsConfig() *tls.Config {
-	c := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.certificate.get}
-	if s.cfg.ClientCA != "" {
-		c.ClientAuth, c.VerifyConnection = tls.RequireAnyClientCert, s.verifyClient
-	}
-	return c
 }
 
 // verifyClient returns an error unless an authority of [Config.ClientCA] signed the certificate of the client.

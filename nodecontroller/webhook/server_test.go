@@ -46,7 +46,8 @@ func alone(t *testing.T, change ...func(*Config)) (f *fixture, stop func()) {
 	}
 	informers := kube.NewInformers(client, meta, "d")
 	f = &fixture{TB: t, cfg: testConfig("d"), ns: "n"}
-	f.cfg.CertDir, f.ca = t.TempDir(), servingPair().ca
+	f.certificate()
+	f.ca = servingPair().ca
 	f.write(servingPair())
 	for _, c := range change {
 		c(&f.cfg)

@@ -95,8 +95,8 @@ var allowed = map[string][]string{
 	"internal/serving":       {},
 	"capacity":               {"csiclient", "internal/kube", "internal/topology", "internal/workloop"},
 	"nodecontroller": {
-		"election", "metrics", "internal/claimloop", "internal/keylock", "internal/kube", "internal/workloop", "nodecontroller/nodecleanup",
-		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/webhook",
+		"election", "metrics", "internal/claimloop", "internal/keylock", "internal/kube", "internal/serving", "internal/workloop",
+		"nodecontroller/nodecleanup", "nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/webhook",
 		"topolvm", // the names of its driver
 	},
 	"nodecontroller/nodecleanup":  {"election", "internal/keylock", "internal/kube", "internal/workloop"},
@@ -122,11 +122,11 @@ var allowed = map[string][]string{
 	"topolvm":             {"internal/keylock", "internal/kube", "nodecontroller/nodecleanup"},
 	"topolvm/topolvmtest": {"internal/kubetest", "topolvm"},
 
-	"internal/settings": {"csiclient", "election"},
+	"internal/settings": {"csiclient", "election", "internal/serving"},
 	"internal/app": {
 		"attacher", "capacity", "csiclient", "election", "metrics", "nodecontroller", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer",
-		"provisioner", "resizer", "internal/keylock", "internal/kube", "internal/rbac", "internal/settings",
+		"provisioner", "resizer", "internal/keylock", "internal/kube", "internal/rbac", "internal/serving", "internal/settings",
 		"internal/tools/audit", "internal/tools/doctor", "internal/tools/statusz",
 		"internal/tracing", "internal/workloop", "snapshotter", "topolvm",
 	},
@@ -180,7 +180,7 @@ var confined = map[string][]string{
 	"k8s.io/client-go": {
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
 		"internal/tools/explain", "internal/tools/statusz", "internal/kube", "internal/kubetest", "internal/looptest", "internal/rbac",
-		"internal/workloop", "provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
+		"internal/serving", "internal/workloop", "provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/webhook",
 		"resizer", "snapshotter", "internal/claimloop", "internal/claimtest", "test/bench", "test/demo",
 		"test/simulation/apiserver", "test/simulation/cluster", "topolvm", "topolvm/topolvmtest",

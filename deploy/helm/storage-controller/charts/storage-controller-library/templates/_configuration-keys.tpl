@@ -299,6 +299,10 @@ snapshotter.timeout
 snapshotter.worker-threads
 strict-topology
 timeout
+tls-cert-file
+tls-cipher-suites
+tls-min-version
+tls-private-key-file
 topology-node-key
 topolvm
 topolvm.minimum-allocation-block
