@@ -15,12 +15,14 @@ ARG TARGETOS
 ARG TARGETARCH
 ARG VERSION=dev
 ARG SOURCE_DATE_EPOCH=0
+# v1.0.0 is the certified Go Cryptographic Module, in FIPS mode.
+ARG GOFIPS140=off
 WORKDIR /src
 COPY go.mod go.sum ./
 COPY release/go.mod release/go.sum release/
 RUN go mod download && go -C release mod download
 COPY . .
-RUN CGO_ENABLED=0 GOFLAGS= GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath -buildvcs=false -tags grpcnotrace -ldflags "-s -w -buildid= -X main.version=$VERSION" -o /out/storage-controller ./cmd/storage-controller
+RUN CGO_ENABLED=0 GOFLAGS= GOFIPS140=$GOFIPS140 GOOS=$TARGETOS GOARCH=$TARGETARCH go build -trimpath -buildvcs=false -tags grpcnotrace -ldflags "-s -w -buildid= -X main.version=$VERSION" -o /out/storage-controller ./cmd/storage-controller
 RUN mkdir -p /out/etc/ssl/certs \
  && cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/ca-certificates.crt \
  && cp LICENSE /out/LICENSE \

@@ -19,12 +19,40 @@ import (
 
 // platforms are those of the command line; images are built for those with Linux.
 var platforms = []platform{
-	{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "amd64"}, {"darwin", "arm64"}, {"windows", "amd64"},
+	{os: "linux", arch: "amd64"}, {os: "linux", arch: "arm64"}, {os: "linux", arch: "amd64", fips: true},
+	{os: "linux", arch: "arm64", fips: true}, {os: "darwin", arch: "amd64"}, {os: "darwin", arch: "arm64"},
+	{os: "windows", arch: "amd64"},
 }
 
-type platform struct{ os, arch string }
+// fipsModule is the version of the Go Cryptographic Module in the programs for FIPS 140-3. It has a certificate.
+const fipsModule = "v1.0.0"
 
-func (p platform) String() string { return p.os + "_" + p.arch }
+type platform struct {
+	os, arch string
+	fips     bool // with fipsModule, in FIPS mode
+}
+
+func (p platform) String() string {
+	if p.fips {
+		return p.os + "_" + p.arch + "_fips"
+	}
+	return p.os + "_" + p.arch
+}
+
+// parse returns the platform whose text is s.
+func parse(s string) platform {
+	target, fips := strings.CutSuffix(s, "_fips")
+	os, arch, _ := strings.Cut(target, "_")
+	return platform{os, arch, fips}
+}
+
+// tag returns the tag of the images of a version.
+func tag(version string, fips bool) string {
+	if fips {
+		return version + "-fips"
+	}
+	return version
+}
 
 // program returns the file name of the program.
 func (p platform) program() string {
@@ -80,7 +108,7 @@ func build(ctx context.Context, o options) (err error) {
 		return err
 	}
 	for _, p := range r.platforms {
-		fmt.Printf("building %s for %s/%s\n", r.version, p.os, p.arch)
+		fmt.Printf("building %s for %s\n", r.version, p)
 		if r.programs[p], err = r.compile(ctx, p, work); err != nil {
 			return err
 		}
@@ -156,8 +184,12 @@ func (r *release) compile(ctx context.Context, p platform, work string) (string,
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "grpcnotrace",
 		"-ldflags", "-s -w -buildid= -X main.version="+r.version, "-o", path, "./cmd/storage-controller")
 	cmd.Dir = r.source
+	module := "off"
+	if p.fips {
+		module = fipsModule
+	}
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOTOOLCHAIN="+r.goVersion, "GOOS="+p.os, "GOARCH="+p.arch,
-		"GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFIPS140=off")
+		"GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFIPS140="+module)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("go build for %s: %w", p, err)

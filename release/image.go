@@ -29,7 +29,7 @@ var images = []struct{ name, user string }{
 	{"csi-provisioner", "0:0"}, {"csi-attacher", "0:0"}, {"csi-resizer", "0:0"}, {"csi-snapshotter", "0:0"}, {"livenessprobe", "0:0"},
 }
 
-// images writes one layout with a multi-architecture image for each name. They have the same layers and differ in
+// images writes one layout with two multi-architecture images for each name, one of them for FIPS 140-3. They have the same layers and differ in
 // their entrypoint and user.
 func (r *release) images() error {
 	path, err := layout.Write(filepath.Join(r.out, "images"), empty.Index)
@@ -49,20 +49,23 @@ func (r *release) images() error {
 		}
 	}
 	for _, image := range images {
-		index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
-		for _, p := range r.platforms {
-			if p.os != "linux" {
-				continue
+		for _, fips := range []bool{false, true} {
+			index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+			for _, p := range r.platforms {
+				if p.os != "linux" || p.fips != fips {
+					continue
+				}
+				img, err := r.image(p, layers[p], image.name, image.user)
+				if err != nil {
+					return err
+				}
+				index = mutate.AppendManifests(index, mutate.IndexAddendum{
+					Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: p.os, Architecture: p.arch}}})
 			}
-			img, err := r.image(p, layers[p], image.name, image.user)
-			if err != nil {
+			name := layout.WithAnnotations(map[string]string{refName: image.name + ":" + tag(r.version, fips)})
+			if err := path.AppendIndex(index, name); err != nil {
 				return err
 			}
-			index = mutate.AppendManifests(index, mutate.IndexAddendum{
-				Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: p.os, Architecture: p.arch}}})
-		}
-		if err := path.AppendIndex(index, layout.WithAnnotations(map[string]string{refName: image.name + ":" + r.version})); err != nil {
-			return err
 		}
 	}
 	return nil

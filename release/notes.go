@@ -50,6 +50,9 @@ func (r *release) krew() error {
 		name := strings.ReplaceAll(strings.TrimPrefix(plugin.link, "kubectl-"), "_", "-")
 		var targets []map[string]any
 		for _, p := range r.platforms {
+			if p.fips { // krew selects by operating system and architecture
+				continue
+			}
 			targets = append(targets, map[string]any{
 				"selector": map[string]any{"matchLabels": map[string]string{"os": p.os, "arch": p.arch}},
 				"uri":      r.downloadURL + "/" + r.archive(p), "sha256": sums[r.archive(p)], "bin": p.program(),

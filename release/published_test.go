@@ -111,7 +111,10 @@ func rootFilesystems(t *testing.T, dir string) map[string]string {
 	}
 	roots := map[string]string{}
 	for _, m := range manifest.Manifests {
-		name, _, _ := strings.Cut(m.Annotations[refName], ":")
+		name, tagged, _ := strings.Cut(m.Annotations[refName], ":")
+		if strings.HasSuffix(tagged, tag("", true)) {
+			continue
+		}
 		multi, err := index.ImageIndex(m.Digest)
 		if err != nil {
 			t.Fatal(err)

@@ -41,7 +41,7 @@ func TestRelease(t *testing.T) {
 	for range 2 {
 		out := filepath.Join(t.TempDir(), "out")
 		o := options{version: "v0.1.0-test.1", source: clone(t), out: out, repository: "example/storage-controller",
-			platforms: []platform{{"linux", runtime.GOARCH}}}
+			platforms: []platform{{os: "linux", arch: runtime.GOARCH}, {os: "linux", arch: runtime.GOARCH, fips: true}}}
 		if err := build(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}

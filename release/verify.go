@@ -148,8 +148,7 @@ func verifyArchives(dir string, have sums, version string) error {
 			return err
 		}
 		target, suffix, _ := strings.Cut(rest, ".")
-		goos, arch, _ := strings.Cut(target, "_")
-		p := platform{goos, arch}
+		p := parse(target)
 		var program []byte
 		if suffix == "zip" {
 			program, err = fromZip(data, p.program())
@@ -207,7 +206,7 @@ func verifyProgram(dir, artifact string, p platform, program []byte, extra int) 
 	for _, s := range info.Settings {
 		built[s.Key] = s.Value
 	}
-	if got := (platform{built["GOOS"], built["GOARCH"]}); got != p {
+	if got := (platform{built["GOOS"], built["GOARCH"], strings.HasPrefix(built["GOFIPS140"], fipsModule)}); got != p {
 		return fmt.Errorf("%s has a program for %s", artifact, got)
 	}
 	f, err := os.Open(filepath.Join(dir, artifact+".cdx.json"))
@@ -250,11 +249,13 @@ func verifyImages(ctx context.Context, dir, version string) error {
 	}
 	names := map[string]bool{}
 	for _, m := range manifest.Manifests {
-		name, tag, _ := strings.Cut(m.Annotations[refName], ":")
-		if tag != version {
-			return fmt.Errorf("images: %s has the tag %q, want %q", name, tag, version)
+		ref := m.Annotations[refName]
+		name, tagged, _ := strings.Cut(ref, ":")
+		fips := tagged == tag(version, true)
+		if tagged != tag(version, fips) {
+			return fmt.Errorf("images: %s has the tag %q, want %q", name, tagged, version)
 		}
-		names[name] = true
+		names[ref] = true
 		multi, err := index.ImageIndex(m.Digest)
 		if err != nil {
 			return fmt.Errorf("image %s: %w", name, err)
@@ -268,21 +269,23 @@ func verifyImages(ctx context.Context, dir, version string) error {
 			if err != nil {
 				return fmt.Errorf("image %s: %w", name, err)
 			}
-			if err := verifyImage(ctx, dir, name, version, img); err != nil {
+			if err := verifyImage(ctx, dir, name, version, img, fips); err != nil {
 				return fmt.Errorf("image %s for %s: %w", name, one.Platform, err)
 			}
 		}
 	}
 	for _, want := range images {
-		if !names[want.name] {
-			return fmt.Errorf("images: there is none of %s", want.name)
+		for _, fips := range []bool{false, true} {
+			if ref := want.name + ":" + tag(version, fips); !names[ref] {
+				return fmt.Errorf("images: there is none of %s", ref)
+			}
 		}
 	}
 	return nil
 }
 
-// verifyImage checks the program of an image, and starts it if it is for this machine.
-func verifyImage(ctx context.Context, dir, name, version string, img v1.Image) (err error) {
+// verifyImage checks the program of an image, and starts it if it is for this machine. A program for FIPS 140-3 then tests its module.
+func verifyImage(ctx context.Context, dir, name, version string, img v1.Image, fips bool) (err error) {
 	config, err := img.ConfigFile()
 	if err != nil {
 		return err
@@ -299,7 +302,7 @@ func verifyImage(ctx context.Context, dir, name, version string, img v1.Image) (
 	if err != nil {
 		return err
 	}
-	p := platform{config.OS, config.Architecture}
+	p := platform{config.OS, config.Architecture, fips}
 	if err := verifyProgram(dir, "images_"+p.String(), p, program, 1); err != nil { // 1: the certificates
 		return err
 	}
@@ -314,7 +317,11 @@ func verifyImage(ctx context.Context, dir, name, version string, img v1.Image) (
 		if p.os != runtime.GOOS || p.arch != runtime.GOARCH {
 			continue
 		}
-		out, err := exec.CommandContext(ctx, program, "--version").CombinedOutput()
+		cmd := exec.CommandContext(ctx, program, "--version")
+		if fips {
+			cmd.Env = []string{"GODEBUG=fips140=only"}
+		}
+		out, err := cmd.CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%s --version: %w: %s", name, err, out)
 		}

@@ -5,6 +5,7 @@ package app
 
 import (
 	"context"
+	"crypto/fips140"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -47,7 +48,7 @@ func newProcess(c Config) *process {
 // reverse order of their start: the workers first, the HTTP server last.
 func (c Config) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	log.Info("Starting", "version", c.Version)
+	log.Info("Starting", "version", c.Version, "fips140", fips140.Enabled())
 	for _, gate := range c.gatesWithoutEffect() {
 		log.Info("Feature gate has no effect", "featureGate", gate)
 	}
