@@ -29,8 +29,8 @@ var images = []struct{ name, user string }{
 	{"csi-provisioner", "0:0"}, {"csi-attacher", "0:0"}, {"csi-resizer", "0:0"}, {"csi-snapshotter", "0:0"}, {"livenessprobe", "0:0"},
 }
 
-// images writes one layout with two multi-architecture images for each name, one of them for FIPS 140-3. They have the same layers and differ in
-// their entrypoint and user.
+// images writes one layout with two multi-architecture images for each name, one of them for FIPS 140-3. The images of a platform have
+// the same layers and differ in their entrypoint and user.
 func (r *release) images() error {
 	path, err := layout.Write(filepath.Join(r.out, "images"), empty.Index)
 	if err != nil {
