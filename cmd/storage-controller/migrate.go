@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -23,7 +24,7 @@ import (
 
 // migrateFlags are the flags of "migrate" beside those of [migrate.Options].
 type migrateFlags struct {
-	file                      string
+	files                     []string
 	allInOne, diff, printRBAC bool
 }
 
@@ -64,7 +65,7 @@ something was replaced. 3 the report says what you must do before the rollout, s
 setting --image, adding permissions, or migrating a sidecar that was kept.`,
 		Example: `  storage-controller migrate -f deployment.yaml > new.yaml
   storage-controller migrate -f deployment.yaml --diff
-  cat rbac.yaml deployment.yaml | storage-controller migrate -f - --print-rbac | kubectl apply -f -
+  storage-controller migrate -f rbac.yaml -f deployment.yaml --print-rbac | kubectl apply -f -
   kubectl get -n kube-system deployment/my-csi-controller -o yaml | storage-controller migrate -f - --per-role
   helm template my-driver my-repo/my-driver | storage-controller migrate -f - --image=storage-controller:v1`,
 		Args: noArguments,
@@ -72,7 +73,7 @@ setting --image, adding permissions, or migrating a sidecar that was kept.`,
 			if err := f.check(&o, cmd.Flags().Changed); err != nil {
 				return &usageError{err}
 			}
-			manifest, err := readManifest(f.file, cmd.InOrStdin())
+			manifest, err := readManifests(f.files, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
@@ -82,7 +83,7 @@ setting --image, adding permissions, or migrating a sidecar that was kept.`,
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	fs.VarP(oneFile{&f.file}, "filename", "f", "manifest to rewrite; - means the standard input")
+	fs.StringArrayVarP(&f.files, "filename", "f", nil, "manifest to rewrite; - means the standard input. Several are read as one")
 	fs.StringVar(&o.Image, "image", "storage-controller:"+buildVersion(), "image of the new containers")
 	fs.BoolVar(&f.allInOne, "all-in-one", true, "one container that runs \"all\", or \"topolvm\", in each pod")
 	fs.BoolVar(&o.PerRole, "per-role", false, "one container for each sidecar, under its name")
@@ -97,7 +98,7 @@ setting --image, adding permissions, or migrating a sidecar that was kept.`,
 // check returns an error for flags that exclude each other, and completes o.
 func (f migrateFlags) check(o *migrate.Options, changed func(name string) bool) error {
 	switch {
-	case f.file == "":
+	case len(f.files) == 0 || slices.Contains(f.files, ""):
 		return errors.New("-f is required: the manifest to rewrite, or - for the standard input")
 	case o.Image == "" || strings.ContainsAny(o.Image, " \t\r\n"):
 		return fmt.Errorf("--image: must be the name of an image, got %q", o.Image)
@@ -111,38 +112,49 @@ func (f migrateFlags) check(o *migrate.Options, changed func(name string) bool) 
 	return nil
 }
 
-// readManifest returns the content of file, or of stdin for "-".
-func readManifest(file string, stdin io.Reader) ([]byte, error) {
-	var manifest []byte
-	var err error
-	if file == "-" {
-		manifest, err = io.ReadAll(stdin)
-	} else {
-		manifest, err = os.ReadFile(file)
+// readManifests returns the contents of files as one manifest. The file "-" is stdin.
+func readManifests(files []string, stdin io.Reader) ([]byte, error) {
+	var all []byte
+	for _, file := range files {
+		var manifest []byte
+		var err error
+		if file == "-" {
+			manifest, err = io.ReadAll(stdin)
+		} else {
+			manifest, err = os.ReadFile(file)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading the manifest: %w", err)
+		}
+		if len(all) > 0 && !bytes.HasSuffix(all, []byte("\n")) {
+			all = append(all, '\n')
+		}
+		if len(all) > 0 && !bytes.HasPrefix(manifest, []byte("---")) {
+			all = append(all, "---\n"...)
+		}
+		all = append(all, manifest...)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("reading the manifest: %w", err)
-	}
-	return manifest, nil
+	return all, nil
 }
 
 // migrateManifest writes the result of the migration, and its report.
 func migrateManifest(cmd *cobra.Command, f migrateFlags, manifest []byte, o migrate.Options) error {
+	name := strings.Join(f.files, ", ")
 	result, err := migrate.Run(manifest, o)
 	if _, failed := io.WriteString(cmd.ErrOrStderr(), result.Report()); failed != nil {
 		return failed
 	}
 	if err != nil {
-		err = fmt.Errorf("migrating %s: %w", f.file, err)
+		err = fmt.Errorf("migrating %s: %w", name, err)
 		if result.Incomplete() {
 			return &exitError{err, exitFindings}
 		}
 		return err
 	}
-	_, err = io.WriteString(cmd.OutOrStdout(), f.writer()(f.file, manifest, result))
+	_, err = io.WriteString(cmd.OutOrStdout(), f.writer()(name, manifest, result))
 	if err == nil && result.Incomplete() {
 		err = &exitError{
-			fmt.Errorf("migrating %s: the result is not complete. Do what the report says that you must do before the rollout", f.file),
+			fmt.Errorf("migrating %s: the result is not complete. Do what the report says that you must do before the rollout", name),
 			exitFindings,
 		}
 	}
@@ -154,20 +166,6 @@ func writePermissions(_ string, _ []byte, r migrate.Result) string { return stri
 
 func writeDiff(file string, manifest []byte, r migrate.Result) string {
 	return migrate.Diff(file, file+" (migrated)", string(manifest), string(r.Manifest))
-}
-
-// oneFile is a flag that may be set only once: otherwise all manifests but the last one would be ignored.
-type oneFile struct{ name *string }
-
-func (f oneFile) String() string { return *f.name }
-func (f oneFile) Type() string   { return "string" }
-
-func (f oneFile) Set(name string) error {
-	if *f.name != "" {
-		return fmt.Errorf("only one manifest at a time, and %s is set already. Run the command for each", *f.name)
-	}
-	*f.name = name
-	return nil
 }
 
 // flagTables returns the flags that this program accepts.

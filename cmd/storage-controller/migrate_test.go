@@ -457,9 +457,24 @@ func TestMigrateExample(t *testing.T) {
 	}
 }
 
-func TestMigrateTakesOneManifest(t *testing.T) {
-	code, stdout, stderr := output(t, "storage-controller", "migrate", "-f", migrateTestdata+"a.yaml", "-f", migrateTestdata+"b.yaml")
-	if code != exitUsage || stdout != "" || !strings.Contains(stderr, "one manifest at a time") {
-		t.Errorf("exit code %d: %q %q", code, stdout, stderr)
+// TestMigrateReadsManifestsAsOne expects the same from two files as from one with the documents of both.
+func TestMigrateReadsManifestsAsOne(t *testing.T) {
+	whole := migrateTestdata + "published/hetzner.yaml"
+	text, err := os.ReadFile(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const comment = "\n# Source: hcloud-csi/templates/core/storageclass.yaml"
+	first, second, _ := strings.Cut(string(text), "\n---"+comment+"\n")
+	a, b := filepath.Join(t.TempDir(), "a.yaml"), filepath.Join(t.TempDir(), "b.yaml")
+	if err := errors.Join(os.WriteFile(a, []byte(first), 0o600), os.WriteFile(b, []byte(second), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, flag := range []string{"--diff=false", "--print-rbac"} {
+		code, stdout, _ := output(t, "storage-controller", "migrate", flag, "-f", whole)
+		got, parts, stderr := output(t, "storage-controller", "migrate", flag, "-f", a, "-f", b)
+		if (parts == "") != (flag == "--print-rbac") || got != code || parts != strings.Replace(stdout, comment, "", 1) {
+			t.Errorf("%s: exit code %d, want %d: %s\n%s", flag, got, code, stderr, parts)
+		}
 	}
 }

@@ -150,6 +150,11 @@ func (m *migration) notePermissions(w workload, groups []*group) {
 	}
 	a := m.accountOf(w)
 	required, optional := m.grants(w, groups, a.Namespace)
+	if !a.bound { // so that the printed permissions are enough for every driver
+		for _, o := range optional {
+			required = append(required, o.grants...)
+		}
+	}
 	lacks := a.missing(required)
 	switch who := fmt.Sprintf("ServiceAccount %s in namespace %s", a.Name, a.Namespace); {
 	case !a.bound:

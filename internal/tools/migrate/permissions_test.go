@@ -50,7 +50,8 @@ func TestPermissions(t *testing.T) {
 		input, flag, note, yaml string
 		level                   migrate.Level
 	}{
-		"not in the input": {"", "", "are not in the input", "verbs: [get, patch]", migrate.Required},
+		"not in the input":               {"", "", "are not in the input", "verbs: [get, patch]", migrate.Required},
+		"not in the input, of a feature": {"", "", "are not in the input", "volumesnapshots", migrate.Required},
 		"a role is not": {strings.Replace(cluster(claims), "{name: r}\nrules", "{name: x}\nrules", 1), "",
 			"not all in the input: ClusterRole r. Append", "patch", migrate.Required},
 		"aggregated": {aggregated(`{a: b}`) + labelled(claims), "", "", "", migrate.Required},
