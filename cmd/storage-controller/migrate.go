@@ -242,6 +242,7 @@ func grantsOf(args []string, d migrate.Driver, namespace string) []rbac.Grant {
 	driver := csiclient.Driver{Name: c.DriverName(), Plugin: csiclient.PluginCapabilities{VolumeAccessibilityConstraints: d.Topology}}
 	driver.Controller.PublishUnpublishVolume, driver.Controller.ExpandVolume = d.Attach, d.Expand
 	driver.Controller.CreateDeleteSnapshot, driver.Controller.ModifyVolume = d.Snapshot, d.Modify
+	driver.Group.CreateDeleteGetVolumeGroupSnapshot = d.Groups
 	grants := c.Plan(driver, false).Grants
 	for _, g := range grants {
 		for i, a := range g.Accesses {

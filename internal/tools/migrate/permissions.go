@@ -21,7 +21,7 @@ import (
 )
 
 // Driver holds the capabilities of a driver on which permissions depend.
-type Driver struct{ Attach, Expand, Snapshot, Modify, Topology bool }
+type Driver struct{ Attach, Expand, Snapshot, Groups, Modify, Topology bool }
 
 // account is a ServiceAccount with what the input grants to it.
 type account struct {
@@ -238,6 +238,9 @@ func (m *migration) grants(w workload, groups []*group, namespace string) (requi
 	with := d
 	with.Snapshot = true
 	add("creates snapshots (CREATE_DELETE_SNAPSHOT)", with)
+	with = d
+	with.Groups = true
+	add("creates group snapshots (CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT)", with)
 	with = d
 	with.Modify = true
 	add("modifies volumes (MODIFY_VOLUME)", with)

@@ -131,10 +131,8 @@ func (s *source) writeDefaults(g *group) {
 		off(attributesClass, 6, 0)
 		noteDefaults(s, g, known, "--feature-gates=VolumeAttributesClass=true since v6, --feature-gates=Topology=true since v5, "+
 			"--prevent-volume-mode-conversion since v4, --default-fstype unset since v2")
-		if s.gateIsOff("HonorPVReclaimPolicy", known && v.before(5, 1)) {
-			g.changed("new PersistentVolumes get a finalizer, as with csi-provisioner v5.1 and later (HonorPVReclaimPolicy): " +
-				"their reclaim policy also holds if they are deleted before their claim")
-		}
+		s.noteGate(g, "HonorPVReclaimPolicy", known && v.before(5, 1), "as with csi-provisioner v5.1 and later, new PersistentVolumes get a "+
+			"finalizer: their reclaim policy also holds if they are deleted before their claim")
 	case csiAttacher:
 		add(known && v.before(4, 0), "default-fstype", "ext4")
 		add(true, "worker-threads", "10")
@@ -153,10 +151,8 @@ func (s *source) writeDefaults(g *group) {
 		if !g.serves { // TopoLVM cannot modify volumes
 			noteDefaults(s, g, known, "--feature-gates=VolumeAttributesClass=true since v2")
 		}
-		if s.gateIsOff("RecoverVolumeExpansionFailure", known && v.before(1, 13)) {
-			g.changed("after a failed expansion, a claim may request a smaller size, as with csi-resizer v1.13 and later " +
-				"(RecoverVolumeExpansionFailure)")
-		}
+		s.noteGate(g, "RecoverVolumeExpansionFailure", known && v.before(1, 13), "as with csi-resizer v1.13 and later, after a failed "+
+			"expansion a claim may request a smaller size")
 		if known && v.before(2, 3) && !s.namesGate("AnnotateFsResize") {
 			g.info("during an expansion, PersistentVolumes have an annotation with the previous size, as with csi-resizer v2.3 and later " +
 				"(AnnotateFsResize)")
@@ -193,10 +189,13 @@ func noteDefaults(s *source, g *group, known bool, changed string) {
 	}
 }
 
-// gateIsOff reports whether s has a feature gate off: by a flag, or because it was off by default.
-func (s *source) gateIsOff(name string, byDefault bool) bool {
-	if value, named := s.gate(name); named {
-		return !isTrue(value)
+// noteGate notes what changes because a feature gate is always on, if s has it off: by a flag, or because it was off by default.
+func (s *source) noteGate(g *group, name string, byDefault bool, change string) {
+	value, named := s.gate(name)
+	switch {
+	case named && !isTrue(value):
+		g.changed("--feature-gates=%s=%s has no effect: %s", name, value, change)
+	case !named && byDefault:
+		g.changed("%s (feature gate %s)", change, name)
 	}
-	return byDefault
 }
