@@ -84,7 +84,7 @@ func auditCommand(cmd *cobra.Command, cfg audit.Config, output string) error {
 		if err := writeReport(cmd, report, output); err != nil {
 			return err
 		}
-		if n := len(report.Findings); n > 0 {
+		if n := report.Found(); n > 0 {
 			return &exitError{fmt.Errorf("the audit found %d differences or stuck objects", n), exitFindings}
 		}
 		return nil
@@ -118,21 +118,15 @@ func runAudit(ctx context.Context, c app.Config, cfg audit.Config) (audit.Report
 	}
 	reader := audit.NewAPIReader(client, meta, objects, a.Driver.Name)
 	a.Read = reader.Read
-	report := audit.Report{Driver: a.Driver.Name, Time: time.Now().UTC().Truncate(time.Second)}
-	if report.Findings, err = a.Audit(ctx); err != nil {
+	report := audit.Report{Driver: a.Driver.Name, Time: time.Now().UTC().Truncate(time.Second), Findings: []audit.Finding{}}
+	found, err := a.Audit(ctx)
+	if err != nil {
 		return audit.Report{}, err
 	}
-	switch volumes, nodes := a.Lists(); {
-	case !volumes:
-		report.Notes = append(report.Notes,
-			"the driver does not report LIST_VOLUMES: volumes were not compared, only stuck objects were searched")
-	case !nodes:
-		report.Notes = append(report.Notes, "the driver does not report LIST_VOLUMES_PUBLISHED_NODES: VolumeAttachments were not compared")
+	for _, f := range slices.Concat(a.Omitted(), reader.Unread()) {
+		report.Findings = append(report.Findings, audit.Finding{Finding: f})
 	}
-	if can := a.Driver.Controller; can.CreateDeleteSnapshot && !can.ListSnapshots && !a.LogicalVolumes {
-		report.Notes = append(report.Notes, "the driver does not report LIST_SNAPSHOTS: snapshots were not compared")
-	}
-	report.Notes = append(report.Notes, reader.Notes()...)
+	report.Findings = append(report.Findings, found...)
 	report.Volumes, report.Attachments = reader.Counts()
 	return report, nil
 }

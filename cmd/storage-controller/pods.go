@@ -26,6 +26,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
 
@@ -34,37 +35,37 @@ const processCheck = "process"
 
 // processes is what running processes report about themselves.
 type processes struct {
-	checks      []doctor.Check      // a check of each process
+	checks      []finding.Finding   // a check of each process
 	plan        *doctor.Plan        // of the first one that answered; nil: none
 	permissions *doctor.Permissions // for plan; nil: not requested
 }
 
 // add adds the status page of the process that name describes.
 func (p *processes) add(name string, page statusz.Page) {
-	c := doctor.Check{Name: processCheck, Status: doctor.OK,
+	c := finding.Finding{Topic: processCheck, Severity: finding.OK,
 		Message: fmt.Sprintf("%s: version %s, started at %s", name, page.Version, page.Started.Format(time.RFC3339))}
 	for _, failed := range page.Checks {
 		if failed.Error != "" {
-			c.Status, c.Message = doctor.Warning, c.Message+"; "+failed.Kind+" "+failed.Name+": "+failed.Error
-			c.Hint = "correct the cause; the log of the process has details"
+			c.Severity, c.Message = finding.Warning, c.Message+"; "+failed.Kind+" "+failed.Name+": "+failed.Error
+			c.Next = "correct the cause; the log of the process has details"
 		}
 	}
 	p.checks = append(p.checks, c)
 	for _, r := range page.Roles {
 		if r.Disabled != "" {
-			p.checks = append(p.checks, doctor.Check{Name: "role " + r.Name, Status: doctor.Warning,
+			p.checks = append(p.checks, finding.Finding{Topic: "role " + r.Name, Severity: finding.Warning,
 				Message: name + ": disabled: " + r.Disabled,
-				Hint:    "fix the error; until then the role is disabled, and started again with back-off"})
+				Next:    "fix the error; until then the role is disabled, and started again with back-off"})
 		}
 	}
 	if p.plan == nil {
 		p.plan, p.permissions = page.Plan, page.Permissions
 		return
 	}
-	for _, c := range page.Plan.Checks {
-		if !slices.Contains(p.plan.Checks, c) {
+	for _, c := range page.Plan.Findings {
+		if !slices.Contains(p.plan.Findings, c) {
 			c.Message += " (" + name + ")"
-			p.plan.Checks = append(p.plan.Checks, c)
+			p.plan.Findings = append(p.plan.Findings, c)
 		}
 	}
 }
@@ -186,7 +187,7 @@ func (w *workload) ask(ctx context.Context, permissions bool) (processes, error)
 	})
 	var p processes
 	if len(pods) == 0 {
-		p.checks = []doctor.Check{w.withoutPod()}
+		p.checks = []finding.Finding{w.withoutPod()}
 	}
 	running := 0
 	for _, pod := range pods {
@@ -203,18 +204,18 @@ func (w *workload) ask(ctx context.Context, permissions bool) (processes, error)
 			}
 			reason, hint = pageError(err), w.otherWays(pod.Name, err)
 		}
-		p.checks = append(p.checks, doctor.Check{Name: processCheck, Status: doctor.Failure,
-			Message: "pod " + pod.Name + ": " + reason, Hint: hint})
+		p.checks = append(p.checks, finding.Finding{Topic: processCheck, Severity: finding.Failing,
+			Message: "pod " + pod.Name + ": " + reason, Next: hint})
 	}
 	if running > maxPages {
-		p.checks = append(p.checks, doctor.Check{Name: processCheck, Status: doctor.Skipped,
+		p.checks = append(p.checks, finding.Finding{Topic: processCheck, Severity: finding.Unknown,
 			Message: fmt.Sprintf("the container runs in %d pods, of which the first %d were asked", running, maxPages)})
 	}
 	return p, nil
 }
 
 // withoutPod returns the check of a workload without a pod, with its conditions.
-func (w *workload) withoutPod() doctor.Check {
+func (w *workload) withoutPod() finding.Finding {
 	message := w.String() + " has no pod"
 	if ptr.Deref(w.object.Spec.Replicas, 1) == 0 {
 		message += ": its replicas are 0"
@@ -222,8 +223,8 @@ func (w *workload) withoutPod() doctor.Check {
 	for _, c := range w.object.Status.Conditions {
 		message += fmt.Sprintf("; %s=%s (%s): %s", c.Type, c.Status, c.Reason, c.Message)
 	}
-	return doctor.Check{Name: processCheck, Status: doctor.Failure, Message: message,
-		Hint: fmt.Sprintf("correct the cause: kubectl describe -n %s %s/%s", w.object.Namespace, w.kind, w.object.Name)}
+	return finding.Finding{Topic: processCheck, Severity: finding.Failing, Message: message,
+		Next: fmt.Sprintf("correct the cause: kubectl describe -n %s %s/%s", w.object.Namespace, w.kind, w.object.Name)}
 }
 
 // notRunning returns why the container in pod does not run, and what to do; "" if it runs.

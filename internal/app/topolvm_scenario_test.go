@@ -45,7 +45,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/tools/audit"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/topolvm"
 	"github.com/storage-controller/storage-controller/topolvm/topolvmtest"
@@ -642,11 +642,11 @@ func TestNodecontrollerOfTopolvm(t *testing.T) {
 					have = "left out"
 				}
 				plan := c.Plan(d, known)
-				failed := slices.ContainsFunc(plan.Checks, func(check doctor.Check) bool {
-					return check.Status == doctor.Failure && strings.Contains(check.Message, "Run the command topolvm")
+				failed := slices.ContainsFunc(plan.Findings, func(check finding.Finding) bool {
+					return check.Severity == finding.Failing && strings.Contains(check.Message, "Run the command topolvm")
 				})
 				if failed != (tt.want == "refused") || slices.Contains(filesOf(plan), nodecontrollerName) != (tt.want == "runs") {
-					t.Errorf("%s, %s, known %t: doctor plans %+v", name, driver, known, plan.Checks)
+					t.Errorf("%s, %s, known %t: doctor plans %+v", name, driver, known, plan.Findings)
 				}
 				if finalizer := c.unreleased(chosen, driver); (finalizer == driver+"/node") != (have == "absent") {
 					t.Errorf("%s, %s, known %t: the finalizer %q stays", name, driver, known, finalizer)
@@ -705,7 +705,7 @@ func (p *pod) bind(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVol
 func (p *pod) unreferenced(name, node string) {
 	p.t.Helper()
 	found := p.audited(name)
-	if len(found) != 1 || found[0].Kind != audit.VolumeWithoutPV || found[0].Node != node {
+	if len(found) != 1 || found[0].Topic != audit.VolumeWithoutPV || found[0].Node != node {
 		p.t.Errorf("the audit finds %+v", found)
 	}
 	if lv, err := p.lvs.Get(p.t.Context(), name, metav1.GetOptions{}); err != nil || lv.DeletionTimestamp != nil {

@@ -28,11 +28,34 @@ import (
 // finalizer that is not known here.
 type Removal struct{ By, When string }
 
-func (r Removal) String() string {
-	if r.When == "" {
-		return r.By
+// Finalizer is a finalizer of an object, and its removal.
+type Finalizer struct {
+	Name string `json:"name"`
+	By   string `json:"removedBy"` // a component, or unknown
+	When string `json:"when"`
+}
+
+// Of returns the finalizers called names of an object of a kind. drivers are those that the object may belong to.
+func Of(kind string, names []string, drivers ...string) []Finalizer {
+	all := []Finalizer{}
+	for _, name := range names {
+		r := RemovalOf(kind, name, drivers...)
+		all = append(all, Finalizer{Name: name, By: r.By, When: r.When})
 	}
-	return r.By + ", " + r.When
+	return all
+}
+
+// Text returns the removal of each finalizer.
+func Text(all []Finalizer) string {
+	var parts []string
+	for _, f := range all {
+		part := f.Name + ": removed by " + f.By
+		if f.When != "" {
+			part += ", " + f.When
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(parts, "; ")
 }
 
 const (

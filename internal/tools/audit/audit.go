@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // Config holds the settings of an audit.
@@ -79,11 +81,7 @@ func (a Auditor) Audit(ctx context.Context) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	differs := false
-	for _, f := range first {
-		differs = differs || f.Kind != Stuck
-	}
-	if !differs {
+	if !slices.ContainsFunc(first, func(f Finding) bool { return f.Topic != Stuck }) {
 		return first, nil
 	}
 	select {
@@ -102,6 +100,22 @@ func (a Auditor) Audit(ctx context.Context) ([]Finding, error) {
 func (a Auditor) Lists() (volumes, nodes bool) {
 	c := a.Driver.Controller
 	return a.LogicalVolumes || c.ListVolumes, a.LogicalVolumes || c.ListVolumes && c.ListVolumesPublishedNodes
+}
+
+// Omitted returns findings of severity unknown about objects that are not compared, because the driver does not list them.
+func (a Auditor) Omitted() (omitted []finding.Finding) {
+	switch volumes, nodes := a.Lists(); {
+	case !volumes:
+		omitted = append(omitted, notCompared("volumes",
+			"the driver does not report LIST_VOLUMES: volumes were not compared, only stuck objects were searched"))
+	case !nodes:
+		omitted = append(omitted, notCompared("attachments",
+			"the driver does not report LIST_VOLUMES_PUBLISHED_NODES: VolumeAttachments were not compared"))
+	}
+	if can := a.Driver.Controller; can.CreateDeleteSnapshot && !can.ListSnapshots && !a.LogicalVolumes {
+		omitted = append(omitted, notCompared("snapshots", "the driver does not report LIST_SNAPSHOTS: snapshots were not compared"))
+	}
+	return omitted
 }
 
 // scan compares once. It asks the driver before the API server, so that a PersistentVolume

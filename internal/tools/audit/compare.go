@@ -124,17 +124,16 @@ func (c comparison) volumes(attached map[string][]string) []Finding {
 			size = c.listed.Sizes[as[0]]
 		}
 		if size > 0 && capacity.Value() > size {
-			found = append(found, Finding{
-				Kind: VolumeTooSmall, Object: "PersistentVolume " + pv.Name, UID: string(pv.UID), VolumeHandle: h,
-				Message: fmt.Sprintf("the volume has %d bytes in %s, the PersistentVolume has %s",
-					size, c.source("ListVolumes"), capacity.String()),
-			})
+			f := differs(VolumeTooSmall, "PersistentVolume "+pv.Name, fmt.Sprintf(
+				"the volume has %d bytes in %s, the PersistentVolume has %s", size, c.source("ListVolumes"), capacity.String()))
+			f.UID, f.VolumeHandle = string(pv.UID), h
+			found = append(found, f)
 		}
 		if !listed {
-			found = append(found, Finding{
-				Kind: PVWithoutVolume, Object: "PersistentVolume " + pv.Name, UID: string(pv.UID), VolumeHandle: h,
-				Message: fmt.Sprintf("its volume is not in %s; the PersistentVolume is %s", c.source("ListVolumes"), describe(pv)),
-			})
+			f := differs(PVWithoutVolume, "PersistentVolume "+pv.Name,
+				fmt.Sprintf("its volume is not in %s; the PersistentVolume is %s", c.source("ListVolumes"), describe(pv)))
+			f.UID, f.VolumeHandle = string(pv.UID), h
+			found = append(found, f)
 		}
 	}
 	if c.cluster.LogicalVolumes != nil {
@@ -148,7 +147,9 @@ func (c comparison) volumes(attached map[string][]string) []Finding {
 	message := "no PersistentVolume or VolumeAttachment has this volume handle" + c.possibleUsers()
 	for h := range c.listed.Volumes {
 		if !known[strings.ToLower(h)] && !knownNames[path.Base(h)] && !inlineID.MatchString(h) {
-			found = append(found, Finding{Kind: VolumeWithoutPV, VolumeHandle: h, Message: message})
+			f := differs(VolumeWithoutPV, "", message)
+			f.VolumeHandle = h
+			found = append(found, f)
 		}
 	}
 	return found
@@ -177,12 +178,11 @@ func (c comparison) unreferenced() []Finding {
 		if claim := lv.Claim(); claim != "" {
 			message += ", it was created for claim " + claim
 		}
-		found = append(found, Finding{
-			Kind: VolumeWithoutPV, Object: "LogicalVolume " + lv.Name, UID: string(lv.UID), VolumeHandle: string(lv.UID),
-			Node: lv.Spec.NodeName,
-			Message: fmt.Sprintf("%s; its size is %s. A volume whose PersistentVolume was deleted with the policy Retain looks the same%s",
-				message, lv.Spec.Size, c.possibleUsers()),
-		})
+		f := differs(VolumeWithoutPV, "LogicalVolume "+lv.Name,
+			fmt.Sprintf("%s; its size is %s. A volume whose PersistentVolume was deleted with the policy Retain looks the same%s",
+				message, lv.Spec.Size, c.possibleUsers()))
+		f.UID, f.VolumeHandle, f.Node = string(lv.UID), string(lv.UID), lv.Spec.NodeName
+		found = append(found, f)
 	}
 	return found
 }
@@ -230,11 +230,9 @@ func (c comparison) snapshots() []Finding {
 	for _, content := range c.cluster.Contents {
 		known[content.Handle] = true
 		if !c.listed.Snapshots[content.Handle] {
-			found = append(found, Finding{
-				Kind: ContentWithoutSnapshot, Object: "VolumeSnapshotContent " + content.Name, UID: content.UID,
-				SnapshotHandle: content.Handle,
-				Message:        "its snapshot is not in " + c.source("ListSnapshots"),
-			})
+			f := differs(ContentWithoutSnapshot, "VolumeSnapshotContent "+content.Name, "its snapshot is not in "+c.source("ListSnapshots"))
+			f.UID, f.SnapshotHandle = content.UID, content.Handle
+			found = append(found, f)
 		}
 	}
 	message := "no VolumeSnapshotContent has this snapshot handle"
@@ -243,7 +241,9 @@ func (c comparison) snapshots() []Finding {
 	}
 	for h := range c.listed.Snapshots {
 		if !known[h] {
-			found = append(found, Finding{Kind: SnapshotWithoutContent, SnapshotHandle: h, Message: message})
+			f := differs(SnapshotWithoutContent, "", message)
+			f.SnapshotHandle = h
+			found = append(found, f)
 		}
 	}
 	return found
@@ -290,6 +290,7 @@ type publication struct{ handle, nodeID string }
 
 // attachments compares the published nodes of volumes with the VolumeAttachments and the result of attachedHandles.
 func (c comparison) attachments(attached map[string][]string) []Finding {
+	const notAttached = "the driver lists the volume as published at this node, but there is no VolumeAttachment"
 	var found []Finding
 	expected := map[publication]bool{}
 	unknown := map[string]bool{} // handles that are attached to a node with an unknown ID
@@ -308,20 +309,18 @@ func (c comparison) attachments(attached map[string][]string) []Finding {
 		nodes, listed := c.listed.Volumes[h]
 		published := slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(nodes, id) })
 		if va.Status.Attached && listed && nodes != nil && !published {
-			found = append(found, Finding{
-				Kind: AttachedNotPublished, Object: "VolumeAttachment " + va.Name, UID: string(va.UID), VolumeHandle: h, Node: ids[0],
-				Message: fmt.Sprintf("status.attached is true for node %s, but the driver lists the volume as published %s",
-					va.Spec.NodeName, at(nodes)),
-			})
+			f := differs(AttachedNotPublished, "VolumeAttachment "+va.Name, fmt.Sprintf(
+				"status.attached is true for node %s, but the driver lists the volume as published %s", va.Spec.NodeName, at(nodes)))
+			f.UID, f.VolumeHandle, f.Node = string(va.UID), h, ids[0]
+			found = append(found, f)
 		}
 	}
 	for h, nodes := range c.listed.Volumes {
 		for _, id := range nodes {
 			if !expected[publication{h, id}] && !unknown[h] {
-				found = append(found, Finding{
-					Kind: PublishedNotAttached, VolumeHandle: h, Node: id,
-					Message: "the driver lists the volume as published at this node, but there is no VolumeAttachment",
-				})
+				f := differs(PublishedNotAttached, "", notAttached)
+				f.VolumeHandle, f.Node = h, id
+				found = append(found, f)
 			}
 		}
 	}
@@ -418,12 +417,12 @@ func (c comparison) stuck() []Finding {
 		if since == nil || c.now.Sub(since.Time) < c.stuckAfter {
 			return
 		}
-		f := Finding{Kind: Stuck, Object: name, UID: string(obj.GetUID())}
-		f.Message = fmt.Sprintf("deleted %s ago, held by its finalizers", duration.HumanDuration(c.now.Sub(since.Time)))
+		age := duration.HumanDuration(c.now.Sub(since.Time))
+		f := differs(Stuck, name, fmt.Sprintf("deleted %s ago, held by its finalizers", age))
+		f.UID = string(obj.GetUID())
 		kind, _, _ := strings.Cut(name, " ")
-		for _, finalizer := range obj.GetFinalizers() {
-			f.Finalizers = append(f.Finalizers, Finalizer{finalizer, finalizers.RemovalOf(kind, finalizer, c.driver).String()})
-		}
+		f.Finalizers = finalizers.Of(kind, obj.GetFinalizers(), c.driver)
+		f.Next = finalizers.Text(f.Finalizers)
 		found = append(found, f)
 	}
 	own := map[string]bool{}

@@ -84,17 +84,17 @@ func (c *Controller) audit(ctx context.Context) (found []Finding, err error) {
 // identities of found.
 func (c *Controller) publish(ctx context.Context, found []Finding, known map[identity]bool) map[identity]bool {
 	log := klog.FromContext(ctx)
-	now, count := map[identity]bool{}, map[Kind]int{}
+	now, count := map[identity]bool{}, map[string]int{}
 	for _, f := range found {
 		now[f.identity()] = true
-		count[f.Kind]++
+		count[f.Topic]++
 		if !known[f.identity()] {
-			log.Info("Audit finding", "kind", f.Kind, "object", f.Object,
+			log.Info("Audit finding", "kind", f.Topic, "object", f.Object,
 				"volumeHandle", f.VolumeHandle, "snapshotHandle", f.SnapshotHandle, "nodeID", f.Node, "message", f.Message)
 		}
 	}
 	for _, k := range Kinds() {
-		c.findings.WithLabelValues(string(k)).Set(float64(count[k]))
+		c.findings.WithLabelValues(k).Set(float64(count[k]))
 	}
 	c.completed.SetToCurrentTime()
 	return now

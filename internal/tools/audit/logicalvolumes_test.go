@@ -123,7 +123,11 @@ func TestReadLogicalVolumes(t *testing.T) {
 		if (err != nil) != (want.err != "") || err != nil && !strings.Contains(err.Error(), want.err) {
 			t.Errorf("%d: %v", status, err)
 		}
-		if got := strings.Join(r.Notes(), "\n"); got != want.note {
+		got := ""
+		for _, f := range r.Unread() {
+			got += f.Message
+		}
+		if got != want.note {
 			t.Errorf("%d: %q", status, got)
 		}
 		if status != http.StatusOK {
@@ -132,9 +136,9 @@ func TestReadLogicalVolumes(t *testing.T) {
 			}
 			continue
 		}
-		got := *state.LogicalVolumes[0]
-		if got.UID != "id" || got.Spec.Size != 1<<30 || got.Status.CurrentSize != 1024 || len(state.LogicalVolumes) != 1 {
-			t.Errorf("%+v", got)
+		lv := *state.LogicalVolumes[0]
+		if lv.UID != "id" || lv.Spec.Size != 1<<30 || lv.Status.CurrentSize != 1024 || len(state.LogicalVolumes) != 1 {
+			t.Errorf("%+v", lv)
 		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
@@ -72,7 +73,7 @@ type APIReader struct {
 	meta        metadata.Interface
 	dynamic     dynamic.Interface
 	driver      string
-	notes       []string
+	unread      []finding.Finding
 	volumes     int
 	attachments int
 	foreign     map[string]string // UIDs of the VolumeSnapshots with a content of another driver, by name; "": unknown
@@ -83,16 +84,16 @@ func NewAPIReader(client kubernetes.Interface, meta metadata.Interface, dynamic 
 	return &APIReader{client: client, meta: meta, dynamic: dynamic, driver: driver}
 }
 
-// Notes returns the resources that the last Read may not list, and the consequences.
-func (r *APIReader) Notes() []string { return r.notes }
+// Unread returns findings of severity unknown: the resources that the last Read may not list, and the consequences.
+func (r *APIReader) Unread() []finding.Finding { return r.unread }
 
 // Counts returns the numbers of volumes and attachments of the driver in the last Read.
 func (r *APIReader) Counts() (volumes, attachments int) { return r.volumes, r.attachments }
 
 // Read lists all objects, and first the LogicalVolumes of a driver of TopoLVM. It fails without the permission to list
-// PersistentVolumes; a missing permission for another resource is a note.
+// PersistentVolumes; a missing permission for another resource is a finding.
 func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
-	r.notes, r.volumes, r.attachments, r.foreign = nil, 0, 0, nil
+	r.unread, r.volumes, r.attachments, r.foreign = nil, 0, 0, nil
 	var state ClusterState
 	if err := r.readLogicalVolumes(ctx, &state); err != nil {
 		return state, err
@@ -130,10 +131,10 @@ func (r *APIReader) readLogicalVolumes(ctx context.Context, state *ClusterState)
 	objects, err := kube.ListAll[*unstructured.Unstructured](ctx, r.dynamic.Resource(topolvm.Resource(r.driver)).List)
 	const consequence = "volumes and snapshots were not compared"
 	if apierrors.IsNotFound(err) {
-		r.notes = append(r.notes, "the cluster does not serve LogicalVolumes of "+r.driver+": "+consequence)
+		r.unread = append(r.unread, notCompared("volumes", "the cluster does not serve LogicalVolumes of "+r.driver+": "+consequence))
 		return nil
 	}
-	if ok, err := r.permitted("LogicalVolumes", consequence, err); err != nil || !ok {
+	if ok, err := r.permitted("volumes", "LogicalVolumes", consequence, err); err != nil || !ok {
 		return err
 	}
 	state.LogicalVolumes = make([]*topolvm.LogicalVolume, len(objects))
@@ -153,7 +154,7 @@ func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error
 	if apierrors.IsNotFound(err) { // the CRD is not installed: every snapshot is without a content
 		err = nil
 	}
-	if ok, err := r.permitted("VolumeSnapshotContents", "snapshots were not compared", err); err != nil || !ok {
+	if ok, err := r.permitted("snapshots", "VolumeSnapshotContents", "snapshots were not compared", err); err != nil || !ok {
 		return err
 	}
 	state.Contents, state.Others, r.foreign = []Content{}, map[string]metav1.Object{}, map[string]string{}
@@ -182,7 +183,7 @@ func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error
 
 func (r *APIReader) readAttachments(ctx context.Context, state *ClusterState) error {
 	attachments, err := kube.ListAll[*storagev1.VolumeAttachment](ctx, r.client.StorageV1().VolumeAttachments().List)
-	if state.Attached, err = r.permitted("VolumeAttachments", "attachments were not compared", err); err != nil {
+	if state.Attached, err = r.permitted("attachments", "VolumeAttachments", "attachments were not compared", err); err != nil {
 		return err
 	}
 	if !state.Attached {
@@ -195,7 +196,7 @@ func (r *APIReader) readAttachments(ctx context.Context, state *ClusterState) er
 	}
 	state.Attachments = attachments
 	nodes, err := kube.ListAll[*storagev1.CSINode](ctx, r.client.StorageV1().CSINodes().List)
-	if _, err = r.permitted("CSINodes", "attachments without annotation "+annNodeID+" were not compared", err); err != nil {
+	if _, err = r.permitted("attachments", "CSINodes", "attachments without annotation "+annNodeID+" were not compared", err); err != nil {
 		return err
 	}
 	state.NodeIDs = nodeIDs(r.driver, nodes)
@@ -204,7 +205,7 @@ func (r *APIReader) readAttachments(ctx context.Context, state *ClusterState) er
 
 func (r *APIReader) readClaims(ctx context.Context, state *ClusterState) error {
 	claims, err := kube.ListAll[*corev1.PersistentVolumeClaim](ctx, r.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List)
-	ok, err := r.permitted("PersistentVolumeClaims", "claims stuck in deletion were not searched", err)
+	ok, err := r.permitted(Stuck, "PersistentVolumeClaims", "claims stuck in deletion were not searched", err)
 	if err != nil {
 		return err
 	}
@@ -233,7 +234,7 @@ func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
 		if apierrors.IsNotFound(err) { // the CRD is not installed
 			continue
 		}
-		if _, err = r.permitted(kind.name+"s", kind.name+"s stuck in deletion were not searched", err); err != nil {
+		if _, err = r.permitted(Stuck, kind.name+"s", kind.name+"s stuck in deletion were not searched", err); err != nil {
 			return err
 		}
 		for _, obj := range objects {
@@ -247,11 +248,11 @@ func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
 	return nil
 }
 
-// permitted turns a missing permission to list a resource into a note. It returns other errors.
-func (r *APIReader) permitted(resource, consequence string, err error) (ok bool, _ error) {
+// permitted turns a missing permission to list a resource into a finding. It returns other errors.
+func (r *APIReader) permitted(topic, resource, consequence string, err error) (ok bool, _ error) {
 	switch {
 	case apierrors.IsForbidden(err):
-		r.notes = append(r.notes, fmt.Sprintf("no permission to list %s: %s", resource, consequence))
+		r.unread = append(r.unread, notCompared(topic, fmt.Sprintf("no permission to list %s: %s", resource, consequence)))
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("listing %s: %w", resource, err)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/internal/tools/clock"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 const apiServerCheck = "api-server"
@@ -31,7 +32,7 @@ const apiServerCheck = "api-server"
 func (e *examination) connect(ctx context.Context) bool {
 	const name = apiServerCheck
 	fail := func(hint, format string, args ...any) bool {
-		e.add(name, Failure, hint, format, args...)
+		e.add(name, finding.Failing, hint, format, args...)
 		return false
 	}
 	if e.in.Config == nil {
@@ -76,7 +77,7 @@ func (e *examination) connect(ctx context.Context) bool {
 	default:
 		e.ok(name, "%s, %s, authenticated as %s", host, described, user)
 	}
-	e.Checks = append(e.Checks, checkSkew(e.skew))
+	e.Findings = append(e.Findings, checkSkew(e.skew))
 	if e.skew == clock.Unknown {
 		e.skew = 0
 	}
@@ -140,10 +141,10 @@ const (
 )
 
 // checkSkew returns the check of a clock difference.
-func checkSkew(skew time.Duration) Check {
-	c := Check{Name: "clock", Status: OK, Message: "equal to that of the API server (to a second)"}
+func checkSkew(skew time.Duration) finding.Finding {
+	c := finding.Finding{Topic: "clock", Severity: finding.OK, Message: "equal to that of the API server (to a second)"}
 	if skew == clock.Unknown {
-		c.Status, c.Message = Skipped, "the responses of the API server have no Date"
+		c.Severity, c.Message = finding.Unknown, "the responses of the API server have no Date"
 		return c
 	}
 	word := "ahead of"
@@ -151,11 +152,11 @@ func checkSkew(skew time.Duration) Check {
 		word = "behind"
 	}
 	if skew.Abs() > clockWarning {
-		c.Status, c.Hint = Warning, "synchronize the clocks of the nodes (NTP)"
+		c.Severity, c.Next = finding.Warning, "synchronize the clocks of the nodes (NTP)"
 		c.Message = fmt.Sprintf("%s %s that of the API server", duration.HumanDuration(skew.Abs().Round(time.Second)), word)
 	}
 	if skew.Abs() > clockFailure {
-		c.Status, c.Hint = Failure, c.Hint+": tokens and certificates may be rejected as expired or not yet valid"
+		c.Severity, c.Next = finding.Failing, c.Next+": tokens and certificates may be rejected as expired or not yet valid"
 	}
 	return c
 }
@@ -170,13 +171,13 @@ func (e *examination) checkAPIs() {
 		served, err := firstServed(e.client, a.Resource, a.GroupVersion, a.Older)
 		switch {
 		case err != nil:
-			e.skip(name, "reading the resources of %s: %v", a.GroupVersion, err)
+			e.unknown(name, "reading the resources of %s: %v", a.GroupVersion, err)
 		case served != "":
 			e.ok(name, "%s is served, for %s", served, a.For)
 		case a.Required:
-			e.add(name, Failure, a.Hint, "%s is not served; it is required for %s", a.GroupVersion, a.For)
+			e.add(name, finding.Failing, a.Hint, "%s is not served; it is required for %s", a.GroupVersion, a.For)
 		default:
-			e.add(name, Warning, a.Hint, "%s is not served: %s is disabled", a.GroupVersion, a.For)
+			e.add(name, finding.Warning, a.Hint, "%s is not served: %s is disabled", a.GroupVersion, a.For)
 		}
 	}
 }

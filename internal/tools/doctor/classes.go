@@ -20,6 +20,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/rbac"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
@@ -28,7 +29,7 @@ func (e *examination) checkClasses(ctx context.Context) {
 	const name = "storageclasses"
 	all, err := kube.ListAll[*storagev1.StorageClass](ctx, e.client.StorageV1().StorageClasses().List)
 	if err != nil {
-		e.skip(name, "StorageClasses could not be listed (%s)", reason(err))
+		e.unknown(name, "StorageClasses could not be listed (%s)", reason(err))
 		return
 	}
 	var found []string
@@ -39,13 +40,13 @@ func (e *examination) checkClasses(ctx context.Context) {
 		found = append(found, c.Name)
 	}
 	if found == nil {
-		e.add(name, Warning, "create one with provisioner: "+e.driver.Name, "no StorageClass has provisioner %s", e.driver.Name)
+		e.add(name, finding.Warning, "create one with provisioner: "+e.driver.Name, "no StorageClass has provisioner %s", e.driver.Name)
 		return
 	}
-	e.ok(name, "%s", names(found))
+	e.ok(name, "%s", kube.ShortList(found, maxNames))
 	client, err := e.reviewClient()
 	if err != nil {
-		e.skip("rbac secrets", "creating the client for access reviews: %v", err)
+		e.unknown("rbac secrets", "creating the client for access reviews: %v", err)
 		return
 	}
 	for _, c := range classes {
@@ -56,7 +57,7 @@ func (e *examination) checkClasses(ctx context.Context) {
 func (e *examination) checkSecrets(ctx context.Context, client kubernetes.Interface, class *storagev1.StorageClass) {
 	secrets, err := volumerules.SecretTemplates(class.Parameters)
 	if err != nil {
-		e.add("storageclass "+class.Name, Failure, "correct the parameters; no volume of this class can be provisioned", "%v", err)
+		e.add("storageclass "+class.Name, finding.Failing, "correct the parameters; no volume of this class can be provisioned", "%v", err)
 		return
 	}
 	for _, s := range secrets {
@@ -89,7 +90,7 @@ func reader(purpose volumerules.Purpose, caps csiclient.ControllerCapabilities, 
 
 // has reports whether there is a check called name.
 func (r *Report) has(name string) bool {
-	return slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Name == name })
+	return slices.ContainsFunc(r.Findings, func(c finding.Finding) bool { return c.Topic == name })
 }
 
 // checkSecretAccess checks the permission to read a secret, or all secrets if it is a template.
@@ -111,16 +112,16 @@ func (e *examination) checkSecretAccess(ctx context.Context, client kubernetes.I
 	case err == nil:
 		e.ok(name, "granted")
 	case !errors.Is(err, rbac.ErrDenied):
-		e.skip(name, "checking permission to %s: %v", a, err)
+		e.unknown(name, "checking permission to %s: %v", a, err)
 	case a.Namespace == "":
-		e.add(name, Warning, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in each of these namespaces",
+		e.add(name, finding.Warning, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in each of these namespaces",
 			"not granted in all namespaces: the %s reads secrets in the namespaces that the template gives", role)
 	default:
 		grant := rbac.Grant{File: strings.TrimSuffix(file+":"+a.Name, ":"), Accesses: []rbac.Access{a}}
 		e.Missing = append(e.Missing, Missing{grant, a.String()})
-		severity := Failure
+		severity := finding.Failing
 		if role == "resizer" && !e.known { // the driver may not expand volumes
-			severity = Warning
+			severity = finding.Warning
 		}
 		e.add(name, severity, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in namespace "+s.Namespace,
 			"not granted: %s; the %s needs it", a, role)
@@ -135,7 +136,7 @@ func (e *examination) checkSecretExists(ctx context.Context, class string, s vol
 	}
 	secret := volumerules.Secrets{Provisioner: &corev1.SecretReference{Namespace: s.Namespace, Name: s.Name}}
 	if err := secret.Permitted(e.plan.SecretNamespaces); err != nil {
-		e.add(name, Failure, "add the namespace, or correct the parameters of the class", "%v; it is the %s secret of %s", err,
+		e.add(name, finding.Failing, "add the namespace, or correct the parameters of the class", "%v; it is the %s secret of %s", err,
 			s.Purpose, class)
 		return
 	}
@@ -143,10 +144,10 @@ func (e *examination) checkSecretExists(ctx context.Context, class string, s vol
 	_, err := secrets.Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		e.add(name, Warning, "create it, or correct the parameters of the class", "not found; it is the %s secret of %s",
+		e.add(name, finding.Warning, "create it, or correct the parameters of the class", "not found; it is the %s secret of %s",
 			s.Purpose, class)
 	case err != nil:
-		e.skip(name, "%s secret of %s; it could not be read (%s)", s.Purpose, class, reason(err))
+		e.unknown(name, "%s secret of %s; it could not be read (%s)", s.Purpose, class, reason(err))
 	default:
 		e.ok(name, "exists, %s secret of %s", s.Purpose, class)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // TestSecretsOfClasses checks a user who may read no Secrets.
@@ -84,20 +85,20 @@ func TestSecretsOfClasses(t *testing.T) {
 		}
 		e.checkClasses(t.Context())
 		e.checkSnapshotClasses(t.Context())
-		refused := slices.ContainsFunc(e.Checks, func(c Check) bool {
-			return c.Status == Failure && strings.Contains(c.Message, "its namespace is not in --secret-namespaces")
+		refused := slices.ContainsFunc(e.Findings, func(c finding.Finding) bool {
+			return c.Severity == finding.Failing && strings.Contains(c.Message, "its namespace is not in --secret-namespaces")
 		})
 		if refused != (c.purpose == "") {
-			t.Errorf("%q: %+v", c.purpose, e.Checks)
+			t.Errorf("%q: %+v", c.purpose, e.Findings)
 		}
 		var have []string
-		for _, check := range e.Checks {
-			if role, ok := strings.CutSuffix(check.Name, "-secrets "+ns+"/s"); ok && check.Status == Failure {
+		for _, check := range e.Findings {
+			if role, ok := strings.CutSuffix(check.Topic, "-secrets "+ns+"/s"); ok && check.Severity == finding.Failing {
 				have = append(have, strings.TrimPrefix(role, "rbac "))
 			}
 		}
 		if !slices.Equal(have, c.want) || !e.has("secret "+ns+"/s") && c.snapshot < 0 {
-			t.Errorf("%q: %q, want %q: %+v", c.purpose, have, c.want, e.Checks)
+			t.Errorf("%q: %q, want %q: %+v", c.purpose, have, c.want, e.Findings)
 		}
 	}
 }

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // checkLeases checks the Lease of each role.
@@ -34,11 +36,12 @@ func (e *examination) checkLease(ctx context.Context, r Role) {
 	name, namespace := "lease "+r.Lease, r.LeaseNamespace
 	lease, err := e.client.CoordinationV1().Leases(namespace).Get(ctx, r.Lease, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		e.skip(name, "%v", err)
+		e.unknown(name, "%v", err)
 		return
 	}
 	var held []string
-	c := Check{Name: name, Status: OK, Message: fmt.Sprintf("does not exist in namespace %s yet; the first leader creates it", namespace)}
+	c := finding.Finding{Topic: name, Severity: finding.OK,
+		Message: fmt.Sprintf("does not exist in namespace %s yet; the first leader creates it", namespace)}
 	if err == nil {
 		c = e.holder(name, lease)
 		if isHeld(lease, e.now()) {
@@ -55,29 +58,31 @@ func (e *examination) checkLease(ctx context.Context, r Role) {
 	held = append(held, elsewhere...)
 	switch {
 	case len(held) > 1:
-		c.Status, c.Message = Failure, fmt.Sprintf("%d holders: more than one controller is active: ", len(held))+strings.Join(held, "; ")
-		c.Hint = "stop all but one, or set the same --leader-election-namespace and --leader-election-id"
-	case len(held) == 1 && !r.Elected && c.Status == OK:
-		c.Status, c.Message = Warning, held[0]+", but a process with these settings ignores the Lease: --leader-election is off"
-		c.Hint = "set --leader-election, unless you are replacing that holder now"
+		c.Severity = finding.Failing
+		c.Message = fmt.Sprintf("%d holders: more than one controller is active: %s", len(held), strings.Join(held, "; "))
+		c.Next = "stop all but one, or set the same --leader-election-namespace and --leader-election-id"
+	case len(held) == 1 && !r.Elected && c.Severity == finding.OK:
+		c.Severity, c.Message = finding.Warning, held[0]+", but a process with these settings ignores the Lease: --leader-election is off"
+		c.Next = "set --leader-election, unless you are replacing that holder now"
 	case len(held) == 1 && len(elsewhere) == 1:
-		c.Status, c.Message = Warning, held[0]+", in another namespace: both would be active"
-		c.Hint = "set the same --leader-election-namespace, or stop the other one"
-	case unknown != nil && c.Status == OK:
+		c.Severity, c.Message = finding.Warning, held[0]+", in another namespace: both would be active"
+		c.Next = "set the same --leader-election-namespace, or stop the other one"
+	case unknown != nil && c.Severity == finding.OK:
 		c.Message += "; other namespaces were not checked (" + reason(unknown) + ")"
 	}
-	e.Checks = append(e.Checks, c)
+	e.Findings = append(e.Findings, c)
 }
 
 // holder returns a check of the holder of a Lease.
-func (e *examination) holder(name string, lease *coordinationv1.Lease) Check {
-	c := Check{Name: name, Status: OK, Message: describe(lease, e.now())}
+func (e *examination) holder(name string, lease *coordinationv1.Lease) finding.Finding {
+	c := finding.Finding{Topic: name, Severity: finding.OK, Message: describe(lease, e.now())}
 	if ptr.Deref(lease.Spec.HolderIdentity, "") == "" {
 		c.Message = "no holder: the last one released it"
 		return c
 	}
 	if !isHeld(lease, e.now()) {
-		c.Status, c.Hint = Warning, "the role is not active, unless leader election is off: check that a replica is running, and its log"
+		c.Severity = finding.Warning
+		c.Next = "the role is not active, unless leader election is off: check that a replica is running, and its log"
 	}
 	return c
 }

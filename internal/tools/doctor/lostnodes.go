@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
@@ -28,18 +30,19 @@ func (e *examination) checkLostNodes(ctx context.Context) {
 	case apierrors.IsNotFound(err):
 		e.ok("lost nodes", "no ConfigMap %s in namespace %s", name, e.plan.PodNamespace)
 	case err != nil:
-		e.skip("lost nodes", "ConfigMap %s in namespace %s could not be read (%s)", name, e.plan.PodNamespace, reason(err))
+		e.unknown("lost nodes", "ConfigMap %s in namespace %s could not be read (%s)", name, e.plan.PodNamespace, reason(err))
 	default:
-		e.Checks = append(e.Checks, lostNodes(cm, e.driver.Name, e.now())...)
+		e.Findings = append(e.Findings, lostNodes(cm, e.driver.Name, e.now())...)
 	}
 }
 
 // lostNodes checks the records in a ConfigMap.
-func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []Check {
+func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []finding.Finding {
 	records := nodecleanup.ParseLostNodes(cm)
-	checks := []Check{{Name: "lost nodes", Status: OK, Message: fmt.Sprintf("%s in ConfigMap %s", plural(len(records), "record"), cm.Name)}}
-	warn := func(message, hint string) {
-		checks = append(checks, Check{Name: "lost nodes", Status: Warning, Message: message, Hint: hint})
+	found := []finding.Finding{{Topic: "lost nodes", Severity: finding.OK,
+		Message: fmt.Sprintf("%s in ConfigMap %s", finding.Plural(len(records), "record"), cm.Name)}}
+	warn := func(message, next string) {
+		found = append(found, finding.Finding{Topic: "lost nodes", Severity: finding.Warning, Message: message, Next: next})
 	}
 	var held, unparsable []string
 	for _, r := range records {
@@ -51,13 +54,13 @@ func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []Check {
 		}
 	}
 	if len(held) > 0 {
-		warn("held until an approval, because too many nodes are lost: "+names(held), fmt.Sprintf("verify that they do not return, "+
-			"then run storage-controller nodecontroller approve --driver-name=%s --namespace=%s %s --yes", driver, cm.Namespace,
-			strings.Join(held, " ")))
+		approve := fmt.Sprintf("verify that they do not return, then run storage-controller nodecontroller approve --driver-name=%s "+
+			"--namespace=%s %s --yes", driver, cm.Namespace, strings.Join(held, " "))
+		warn("held until an approval, because too many nodes are lost: "+kube.ShortList(held, maxNames), approve)
 	}
 	if len(unparsable) > 0 {
-		warn("cannot be parsed, and count as held and opted out, so that further lost nodes are held: "+names(unparsable),
-			"correct or remove these records in the ConfigMap")
+		const effect = "cannot be parsed, and count as held and opted out, so that further lost nodes are held: "
+		warn(effect+kube.ShortList(unparsable, maxNames), "correct or remove these records in the ConfigMap")
 	}
 	checked := cm.Annotations[nodecleanup.AnnotationLastLook]
 	switch last, err := time.Parse(time.RFC3339, checked); {
@@ -69,5 +72,5 @@ func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []Check {
 		warn("no nodecontroller has checked the lost nodes for "+duration.HumanDuration(now.Sub(last))+
 			". Their grace periods start again at the next check", "check that the nodecontroller is running, and its log")
 	}
-	return checks
+	return found
 }

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
@@ -25,11 +26,11 @@ const sidecarsCheck = "sidecars"
 func (e *examination) checkSidecars(ctx context.Context) {
 	pods, err := kube.ListAll[*corev1.Pod](ctx, e.client.CoreV1().Pods(e.plan.PodNamespace).List)
 	if err != nil {
-		e.skip(sidecarsCheck, "pods in namespace %s could not be listed (%s); only this command needs the permission",
+		e.unknown(sidecarsCheck, "pods in namespace %s could not be listed (%s); only this command needs the permission",
 			e.plan.PodNamespace, reason(err))
 		return
 	}
-	var found []Check
+	var found []finding.Finding
 	for _, pod := range pods {
 		found = append(found, e.plan.sidecarsOf(pod)...)
 	}
@@ -37,15 +38,15 @@ func (e *examination) checkSidecars(ctx context.Context) {
 		e.ok(sidecarsCheck, "none in namespace %s (pods: %d)", e.plan.PodNamespace, len(pods))
 		return
 	}
-	e.Checks = append(e.Checks, found...)
+	e.Findings = append(e.Findings, found...)
 }
 
 // sidecarsOf returns a check for each container of pod that does the work of a role.
-func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
+func (p Plan) sidecarsOf(pod *corev1.Pod) []finding.Finding {
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil
 	}
-	var found []Check
+	var found []finding.Finding
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	samePod := pod.Name == p.Pod ||
 		slices.ContainsFunc(containers, func(c corev1.Container) bool { return migrate.ImageName(c.Image) == program })
@@ -55,7 +56,7 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 			continue
 		}
 		role := p.Roles[i]
-		check := Check{Name: sidecarsCheck, Status: Warning, Message: fmt.Sprintf(
+		check := finding.Finding{Topic: sidecarsCheck, Severity: finding.Warning, Message: fmt.Sprintf(
 			"container %s of pod %s runs %s, which does the work of role %s", c.Name, pod.Name, role.Sidecar, role.Name)}
 		shared := elects(c, role.Sidecar) && role.Elected && (role.Sidecar != topolvm || role.sharesLease(pod, c))
 		effect := "only one of them is active, because they share a Lease"
@@ -67,12 +68,12 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 		}
 		switch {
 		case samePod:
-			check.Hint = "remove it, because " + program + " runs in the same pod. Until then " + effect
+			check.Next = "remove it, because " + program + " runs in the same pod. Until then " + effect
 		default:
-			check.Hint = "if it serves the same driver, remove it. Until then " + effect
+			check.Next = "if it serves the same driver, remove it. Until then " + effect
 		}
 		if samePod {
-			check.Status = Failure
+			check.Severity = finding.Failing
 		}
 		found = append(found, check)
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
@@ -36,12 +37,12 @@ func (e *examination) checkSnapshotClasses(ctx context.Context) {
 	}
 	client, err := dynamic.NewForConfig(e.in.Config)
 	if err != nil {
-		e.skip("volumesnapshotclasses", "creating the client: %v", err)
+		e.unknown("volumesnapshotclasses", "creating the client: %v", err)
 		return
 	}
 	reviews, err := e.reviewClient()
 	if err != nil {
-		e.skip("rbac secrets", "creating the client for access reviews: %v", err)
+		e.unknown("rbac secrets", "creating the client for access reviews: %v", err)
 		return
 	}
 	for _, s := range snapshotClasses {
@@ -54,7 +55,7 @@ func (e *examination) checkSnapshotClasses(ctx context.Context) {
 			classes, err = kube.ListAll[*unstructured.Unstructured](ctx, client.Resource(older).List)
 		}
 		if err != nil && !apierrors.IsNotFound(err) { // checkAPIs reports a missing CRD
-			e.skip(s.resource.Resource, "%ses could not be listed (%s)", s.kind, reason(err))
+			e.unknown(s.resource.Resource, "%ses could not be listed (%s)", s.kind, reason(err))
 		}
 		for _, c := range classes {
 			driver, _, _ := unstructured.NestedString(c.Object, "driver")
@@ -64,7 +65,7 @@ func (e *examination) checkSnapshotClasses(ctx context.Context) {
 			switch {
 			case driver != e.driver.Name || secret.Name == "" && secret.Namespace == "":
 			case secret.Name == "" || secret.Namespace == "":
-				e.add(s.kind+" "+c.GetName(), Failure, "correct the parameters; no snapshot of this class can be created",
+				e.add(s.kind+" "+c.GetName(), finding.Failing, "correct the parameters; no snapshot of this class can be created",
 					"class parameters %q and %q: set both or none", prefix+"name", prefix+"namespace")
 			default:
 				e.checkSecretAccess(ctx, reviews, secret, "snapshotter")

@@ -15,15 +15,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/topology"
 )
+
+// maxNames bounds the names in a message.
+const maxNames = 5
 
 // checkNodes checks on which nodes the driver is registered, and its topology there.
 func (e *examination) checkNodes(ctx context.Context) {
 	const name = "nodes"
 	all, err := kube.ListAll[*storagev1.CSINode](ctx, e.client.StorageV1().CSINodes().List)
 	if err != nil {
-		e.skip(name, "CSINodes could not be listed (%s)", reason(err))
+		e.unknown(name, "CSINodes could not be listed (%s)", reason(err))
 		return
 	}
 	keys := map[string][]string{} // of the driver by node
@@ -33,7 +37,7 @@ func (e *examination) checkNodes(ctx context.Context) {
 		}
 	}
 	if len(keys) == 0 {
-		e.add(name, Warning, "check that the node plugin is running with node-driver-registrar",
+		e.add(name, finding.Warning, "check that the node plugin is running with node-driver-registrar",
 			"the driver is not registered on any node (nodes: %d): no pod can use its volumes", len(all))
 		return
 	}
@@ -42,15 +46,15 @@ func (e *examination) checkNodes(ctx context.Context) {
 		return
 	}
 	check := topologyKeys(keys)
-	e.Checks = append(e.Checks, check)
-	if check.Status == OK {
+	e.Findings = append(e.Findings, check)
+	if check.Severity == finding.OK {
 		e.checkLabels(ctx, keys)
 	}
 }
 
 // topologyKeys checks that all nodes have the same topology keys. keys holds them by node.
-func topologyKeys(keys map[string][]string) Check {
-	c := Check{Name: "topology keys", Status: OK}
+func topologyKeys(keys map[string][]string) finding.Finding {
+	c := finding.Finding{Topic: "topology keys", Severity: finding.OK}
 	nodes := map[string][]string{} // by their keys
 	for _, node := range slices.Sorted(maps.Keys(keys)) {
 		text := strings.Join(keys[node], ", ")
@@ -59,18 +63,18 @@ func topologyKeys(keys map[string][]string) Check {
 	if len(nodes) > 1 {
 		var texts []string
 		for _, text := range slices.Sorted(maps.Keys(nodes)) {
-			texts = append(texts, fmt.Sprintf("[%s] on %s", text, names(nodes[text])))
+			texts = append(texts, fmt.Sprintf("[%s] on %s", text, kube.ShortList(nodes[text], maxNames)))
 		}
-		c.Status, c.Message = Warning, "they differ between nodes: "+strings.Join(texts, "; ")
-		c.Hint = "complete the upgrade of the node plugin, if one is in progress: provisioning may fail for nodes with other keys"
+		c.Severity, c.Message = finding.Warning, "they differ between nodes: "+strings.Join(texts, "; ")
+		c.Next = "complete the upgrade of the node plugin, if one is in progress: provisioning may fail for nodes with other keys"
 		return c
 	}
 	for text := range nodes {
 		c.Message = text
 		if text == "" {
-			c.Status = Failure
+			c.Severity = finding.Failing
 			c.Message = "the driver reports VOLUME_ACCESSIBILITY_CONSTRAINTS, but no topology keys on its nodes: provisioning fails"
-			c.Hint = "return accessible_topology from NodeGetInfo of the node plugin, or set --feature-gates=Topology=false"
+			c.Next = "return accessible_topology from NodeGetInfo of the node plugin, or set --feature-gates=Topology=false"
 		}
 	}
 	return c
@@ -81,7 +85,7 @@ func (e *examination) checkLabels(ctx context.Context, keys map[string][]string)
 	const name = "topology labels"
 	all, err := kube.ListAll[*metav1.PartialObjectMetadata](ctx, e.meta.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List)
 	if err != nil {
-		e.skip(name, "nodes could not be listed (%s)", reason(err))
+		e.unknown(name, "nodes could not be listed (%s)", reason(err))
 		return
 	}
 	var incomplete []string
@@ -92,18 +96,11 @@ func (e *examination) checkLabels(ctx context.Context, keys map[string][]string)
 	}
 	if incomplete != nil {
 		slices.Sort(incomplete)
-		e.add(name, Warning, "restart the node plugin on these nodes, because the kubelet sets the labels when the driver registers, "+
-			"and find out what removes them", "missing on nodes where no volume can be provisioned: %s", names(incomplete))
+		const next = "restart the node plugin on these nodes, because the kubelet sets the labels when the driver registers, " +
+			"and find out what removes them"
+		e.add(name, finding.Warning, next, "missing on nodes where no volume can be provisioned: %s",
+			kube.ShortList(incomplete, maxNames))
 		return
 	}
 	e.ok(name, "on all nodes of the driver")
-}
-
-// names joins at most five names, and the number of the others.
-func names(all []string) string {
-	const limit = 5
-	if len(all) > limit {
-		return fmt.Sprintf("%s and %d more", strings.Join(all[:limit], ", "), len(all)-limit)
-	}
-	return strings.Join(all, ", ")
 }

@@ -17,14 +17,15 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // worst returns the worst finding.
-func (e *explanation) worst() Finding {
-	worst := Finding{Severity: Fine}
+func (e *explanation) worst() finding.Finding {
+	worst := finding.Finding{Severity: finding.OK}
 	for _, f := range e.findings {
-		if ranks[f.Severity] > ranks[worst.Severity] {
+		if f.Severity.Exceeds(worst.Severity) {
 			worst = f
 		}
 	}
@@ -37,16 +38,16 @@ const ebs = "ebs.csi.aws.com"
 func TestClassOfAnotherProvisioner(t *testing.T) {
 	for name, test := range map[string]struct {
 		owner, class string
-		want         Severity
+		want         finding.Severity
 		driver       string
 	}{
-		"the same":                         {"d", "d", Fine, "d"},
-		"the plugin migrated to it":        {ebs, "kubernetes.io/aws-ebs", Fine, ebs},
-		"a plugin migrated to another":     {ebs, "kubernetes.io/gce-pd", Blocked, ebs},
-		"a plugin that was never migrated": {ebs, "kubernetes.io/glusterfs", Blocked, ebs},
-		"another driver":                   {ebs, "d", Blocked, ebs},
-		"not assigned":                     {"", "kubernetes.io/aws-ebs", Fine, ebs},
-		"not assigned to a driver":         {"", "d", Fine, "d"},
+		"the same":                         {"d", "d", finding.OK, "d"},
+		"the plugin migrated to it":        {ebs, "kubernetes.io/aws-ebs", finding.OK, ebs},
+		"a plugin migrated to another":     {ebs, "kubernetes.io/gce-pd", finding.Blocked, ebs},
+		"a plugin that was never migrated": {ebs, "kubernetes.io/glusterfs", finding.Blocked, ebs},
+		"another driver":                   {ebs, "d", finding.Blocked, ebs},
+		"not assigned":                     {"", "kubernetes.io/aws-ebs", finding.OK, ebs},
+		"not assigned to a driver":         {"", "d", finding.OK, "d"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
@@ -71,21 +72,21 @@ func TestVolumeOfAnotherClaim(t *testing.T) {
 		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}}
 	for name, test := range map[string]struct {
 		ref  *corev1.ObjectReference
-		want Severity
+		want finding.Severity
 	}{
-		"unreserved":                      {nil, Waiting},
-		"reserved for it":                 {&corev1.ObjectReference{Namespace: "ns", Name: "c"}, Waiting},
-		"of it":                           {&corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "u"}, Waiting},
-		"of an earlier claim of the name": {&corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "v"}, Blocked},
-		"reserved for another":            {&corev1.ObjectReference{Namespace: "ns", Name: "d"}, Blocked},
-		"reserved in another namespace":   {&corev1.ObjectReference{Namespace: "os", Name: "c"}, Blocked},
+		"unreserved":                      {nil, finding.Waiting},
+		"reserved for it":                 {&corev1.ObjectReference{Namespace: "ns", Name: "c"}, finding.Waiting},
+		"of it":                           {&corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "u"}, finding.Waiting},
+		"of an earlier claim of the name": {&corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "v"}, finding.Blocked},
+		"reserved for another":            {&corev1.ObjectReference{Namespace: "ns", Name: "d"}, finding.Blocked},
+		"reserved in another namespace":   {&corev1.ObjectReference{Namespace: "os", Name: "c"}, finding.Blocked},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := &facts{now: now, claim: found(claim),
 				volume: found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{ClaimRef: test.ref}})}
 			e := &explanation{facts: f}
 			explainBinding(e)
-			if got := e.worst(); got.Severity != test.want || strings.Contains(got.Sentence, "UID )") {
+			if got := e.worst(); got.Severity != test.want || strings.Contains(got.Message, "UID )") {
 				t.Errorf("got %+v", got)
 			}
 		})
@@ -102,14 +103,14 @@ func TestAttachmentOfAnotherDriver(t *testing.T) {
 	for name, test := range map[string]struct {
 		volume  *corev1.PersistentVolume
 		deleted bool
-		want    Severity
+		want    finding.Severity
 		next    string
 	}{
 		"its own": {of(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: ebs}}), false,
-			Fine, ""},
-		"of the plugin migrated to it": {inTree, false, Fine, ""},
-		"of another":                   {foreign, false, Blocked, "Delete the VolumeAttachment."},
-		"of another, and Terminating":  {foreign, true, Failing, "external-attacher/ebs-csi-aws-com"},
+			finding.OK, ""},
+		"of the plugin migrated to it": {inTree, false, finding.OK, ""},
+		"of another":                   {foreign, false, finding.Blocked, "Delete the VolumeAttachment."},
+		"of another, and Terminating":  {foreign, true, finding.Failing, "external-attacher/ebs-csi-aws-com"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			va := &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{Attacher: ebs,
@@ -138,14 +139,14 @@ func TestLeaseOfAnOption(t *testing.T) {
 	for name, test := range map[string]struct {
 		facts facts
 		role  string
-		want  Severity
+		want  finding.Severity
 	}{
-		"of a required role":       {facts{volume: volume}, roleProvisioner, Blocked},
-		"of the nodecontroller":    {facts{volume: volume}, roleNodecontroller, Unknown},
-		"a lost node waits for it": {facts{volume: volume, lost: []lostNode{{driver: "d"}}}, roleNodecontroller, Blocked},
-		"a node waits for it":      {facts{node: found(deleted)}, roleNodecontroller, Blocked},
+		"of a required role":       {facts{volume: volume}, roleProvisioner, finding.Blocked},
+		"of the nodecontroller":    {facts{volume: volume}, roleNodecontroller, finding.Unknown},
+		"a lost node waits for it": {facts{volume: volume, lost: []lostNode{{driver: "d"}}}, roleNodecontroller, finding.Blocked},
+		"a node waits for it":      {facts{node: found(deleted)}, roleNodecontroller, finding.Blocked},
 		"a node that is not deleted": {facts{node: found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Finalizers: []string{"d/node"}}})},
-			roleNodecontroller, Unknown},
+			roleNodecontroller, finding.Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.facts.now = now
@@ -159,7 +160,7 @@ func TestLeaseOfAnOption(t *testing.T) {
 				e := &explanation{facts: &f}
 				explainLeases(e)
 				got := e.findings
-				if len(got) != 1 || got[0].Severity != test.want || (got[0].Next == "") != (test.want == Unknown) {
+				if len(got) != 1 || got[0].Severity != test.want || (got[0].Next == "") != (test.want == finding.Unknown) {
 					t.Errorf("got %+v", got)
 				}
 			}
@@ -288,7 +289,7 @@ func TestSecretsThatCannotBeResolved(t *testing.T) {
 		_, f.secretsErr = volumerules.ResolveSecrets(f.class.value.Parameters, volumerules.SecretScope{Claim: "c", Namespace: "ns"})
 		e := &explanation{facts: f}
 		explainClass(e)
-		if got := e.worst(); !strings.HasPrefix(got.Next, want) || want == "" && got.Severity != Fine {
+		if got := e.worst(); !strings.HasPrefix(got.Next, want) || want == "" && got.Severity != finding.OK {
 			t.Errorf("%q: %+v", template, got)
 		}
 	}
@@ -306,22 +307,22 @@ func TestMissingSecrets(t *testing.T) {
 	for name, test := range map[string]struct {
 		facts   *facts
 		purpose volumerules.Purpose
-		want    Severity
+		want    finding.Severity
 	}{
-		"to create a volume":          {claimOf("5Gi"), volumerules.Provisioner, Blocked},
-		"of a claim without a volume": {claimOf("5Gi"), volumerules.NodeExpand, Waiting},
-		"to delete a volume":          {volume(corev1.VolumeReleased), volumerules.Provisioner, Waiting},
+		"to create a volume":          {claimOf("5Gi"), volumerules.Provisioner, finding.Blocked},
+		"of a claim without a volume": {claimOf("5Gi"), volumerules.NodeExpand, finding.Waiting},
+		"to delete a volume":          {volume(corev1.VolumeReleased), volumerules.Provisioner, finding.Waiting},
 		"to attach a volume of a driver that does not attach": {func() *facts {
 			f := volume(corev1.VolumeBound)
 			f.csiDriver.value.Spec.AttachRequired = ptr.To(false)
 			return f
-		}(), volumerules.ControllerPublish, Waiting},
-		"to attach a volume":            {volume(corev1.VolumeBound), volumerules.ControllerPublish, Blocked},
-		"to detach a volume":            {volume(corev1.VolumeReleased), volumerules.ControllerPublish, Blocked},
-		"to mount a volume":             {volume(corev1.VolumeBound), volumerules.NodeStage, Blocked},
-		"to mount a released volume":    {volume(corev1.VolumeReleased), volumerules.NodePublish, Waiting},
-		"to expand a volume":            {expanding, volumerules.ControllerExpand, Blocked},
-		"to expand a volume at no time": {volume(corev1.VolumeBound), volumerules.NodeExpand, Waiting},
+		}(), volumerules.ControllerPublish, finding.Waiting},
+		"to attach a volume":            {volume(corev1.VolumeBound), volumerules.ControllerPublish, finding.Blocked},
+		"to detach a volume":            {volume(corev1.VolumeReleased), volumerules.ControllerPublish, finding.Blocked},
+		"to mount a volume":             {volume(corev1.VolumeBound), volumerules.NodeStage, finding.Blocked},
+		"to mount a released volume":    {volume(corev1.VolumeReleased), volumerules.NodePublish, finding.Waiting},
+		"to expand a volume":            {expanding, volumerules.ControllerExpand, finding.Blocked},
+		"to expand a volume at no time": {volume(corev1.VolumeBound), volumerules.NodeExpand, finding.Waiting},
 	} {
 		test.facts.secrets = []secretFact{{purposes: []volumerules.Purpose{test.purpose},
 			object: result[*metav1.PartialObjectMetadata]{missing: true}}}

@@ -73,14 +73,14 @@ func explainDetaching(e *explanation) {
 	va := e.attachment.value
 	switch err := lastFailure(va); {
 	case !slices.Contains(va.Finalizers, attacher.Finalizer(e.driver)):
-		e.add(Waiting, "attachment", "Finalizer %s is not set: the attacher has detached the volume, or did not attach it.",
-			attacher.Finalizer(e.driver)).next(finalizersRemoved)
+		e.waiting("attachment", "Finalizer %s is not set: the attacher has detached the volume, or did not attach it.",
+			attacher.Finalizer(e.driver)).SetNext(finalizersRemoved)
 		return
 	case err != nil:
 		explainLastAttempt(e, err)
 	default:
-		e.add(Waiting, "attachment", "The attachment is being deleted, and its status has no error.").
-			next("The attacher calls ControllerUnpublishVolume and removes its finalizer. %s", ifItLasts)
+		e.waiting("attachment", "The attachment is being deleted, and its status has no error.").
+			SetNext("The attacher calls ControllerUnpublishVolume and removes its finalizer. %s", ifItLasts)
 	}
 	handle, nodeID := attacher.Recorded(va)
 	if e.volume.missing {
@@ -94,11 +94,12 @@ func explainDetaching(e *explanation) {
 // explainRecord reports on an object that lacks what a detach needs, and on the record of the attachment.
 func explainRecord(e *explanation, kind, name, what, recorded string) {
 	if recorded != "" {
-		e.add(Fine, "attachment", "%s %q does not have the %s any more; the attachment has recorded %q.", kind, name, what, recorded)
+		e.ok("attachment", "%s %q does not have the %s any more; the attachment has recorded %q.", kind, name, what, recorded)
 		return
 	}
-	e.add(Blocked, "attachment", "%s %q does not have the %s any more, and the attachment has not recorded it.", kind, name, what).
-		next("Restore %s %q; or verify at the storage system that the volume is not attached to node %q, then remove finalizer %s.", kind,
+	e.blocked("attachment", "%s %q does not have the %s any more, and the attachment has not recorded it.", kind, name, what).
+		SetNext("Restore %s %q; or verify at the storage system that the volume is not attached to node %q, then remove finalizer %s.",
+			kind,
 			name, e.attachment.value.Spec.NodeName, attacher.Finalizer(e.driver))
 }
 
@@ -110,18 +111,18 @@ func explainAttaching(e *explanation) {
 	va := e.attachment.value
 	switch err := lastFailure(va); {
 	case va.Status.Attached:
-		e.add(Fine, "attachment", "The volume is attached.")
+		e.ok("attachment", "The volume is attached.")
 	case err != nil:
 		explainLastAttempt(e, err)
 	case !e.attaches():
-		e.add(Waiting, "attachment", "Driver %s does not attach volumes (attachRequired=false in its CSIDriver).", e.driver).
-			next("kube-controller-manager deletes the attachment, which driver %s does not need.", e.driver)
+		e.waiting("attachment", "Driver %s does not attach volumes (attachRequired=false in its CSIDriver).", e.driver).
+			SetNext("kube-controller-manager deletes the attachment, which driver %s does not need.", e.driver)
 	case slices.Contains(va.Finalizers, attacher.Finalizer(e.driver)):
-		e.add(Waiting, "attachment", "The attacher has begun to attach the volume, and recorded no error.").
-			next("The attacher calls ControllerPublishVolume. %s", ifItLasts)
+		e.waiting("attachment", "The attacher has begun to attach the volume, and recorded no error.").
+			SetNext("The attacher calls ControllerPublishVolume. %s", ifItLasts)
 	default:
-		e.add(Waiting, "attachment", "The attacher has not begun to attach the volume: its finalizer and an error are missing.").
-			next("The attacher of driver %s adds its finalizer and calls ControllerPublishVolume. %s", e.driver, ifItLasts)
+		e.waiting("attachment", "The attacher has not begun to attach the volume: its finalizer and an error are missing.").
+			SetNext("The attacher of driver %s adds its finalizer and calls ControllerPublishVolume. %s", e.driver, ifItLasts)
 	}
 }
 
@@ -132,25 +133,25 @@ func explainAttachedVolume(e *explanation) {
 	switch {
 	case e.volume.missing && deleting: // see explainDetaching
 	case e.volume.missing:
-		e.add(Blocked, "volume", "PersistentVolume %q not found.", name).
-			next(
+		e.blocked("volume", "PersistentVolume %q not found.", name).
+			SetNext(
 				"Delete the pod; kube-controller-manager then deletes the VolumeAttachment. If no pod uses it, delete it manually.")
 	case !e.volume.found:
 	case pv.DeletionTimestamp != nil && !deleting && !va.Status.Attached:
-		e.add(Blocked, "volume",
+		e.blocked("volume",
 			"PersistentVolume %q has been Terminating for %s, so that it is not attached.", name, e.age(pv.DeletionTimestamp.Time)).
-			next("Delete the pod that uses the volume.")
+			SetNext("Delete the pod that uses the volume.")
 		explainOtherAttachments(e)
 	case migration.DriverOfVolume(pv) != e.driver && !deleting:
-		e.add(Blocked, "volume",
+		e.blocked("volume",
 			"PersistentVolume %q belongs to driver %q, the attachment to driver %q.", name, migration.DriverOfVolume(pv), e.driver).
-			next("Delete the VolumeAttachment.")
+			SetNext("Delete the VolumeAttachment.")
 		explainOtherAttachments(e)
 	case migration.DriverOfVolume(pv) != e.driver && slices.Contains(va.Finalizers, attacher.Finalizer(e.driver)):
-		e.add(Failing, "volume",
+		e.failing("volume",
 			"PersistentVolume %q belongs to driver %q, the Terminating attachment to driver %q.",
 			name, migration.DriverOfVolume(pv), e.driver).
-			next("The attacher of driver %s detaches with the data recorded on the attachment. "+
+			SetNext("The attacher of driver %s detaches with the data recorded on the attachment. "+
 				"If none is recorded, verify that the volume is not attached to node %q and remove finalizer %s.",
 				e.driver, va.Spec.NodeName, attacher.Finalizer(e.driver))
 	default:
@@ -169,10 +170,10 @@ func explainOtherAttachments(e *explanation) {
 	}
 	for _, other := range e.attachments.value {
 		if other.Spec.NodeName != va.Spec.NodeName {
-			e.add(Failing, "attachment",
+			e.failing("attachment",
 				"The access modes of the volume allow one node at a time, and VolumeAttachment %s is for node %q.", other.Name,
 				other.Spec.NodeName).
-				next("The volume is detached from node %q after the pod there is deleted. Run `storage-controller explain va %s`.",
+				SetNext("The volume is detached from node %q after the pod there is deleted. Run `storage-controller explain va %s`.",
 					other.Spec.NodeName, other.Name)
 		}
 	}
@@ -184,8 +185,8 @@ func explainAttachedNode(e *explanation) {
 	switch {
 	case e.node.missing && va.DeletionTimestamp != nil: // see explainDetaching
 	case e.node.missing:
-		e.add(Failing, "node", "Node %q not found.", va.Spec.NodeName).
-			next("kube-controller-manager deletes the attachment after the pods of the node; the attacher then detaches the volume.")
+		e.failing("node", "Node %q not found.", va.Spec.NodeName).
+			SetNext("kube-controller-manager deletes the attachment after the pods of the node; the attacher then detaches the volume.")
 	case e.node.found && e.driver != "" && va.DeletionTimestamp == nil && !va.Status.Attached:
 		explainRegistration(e, e.driver)
 	}

@@ -64,7 +64,7 @@ func explainVolumeOfClaim(e *explanation) {
 	explainAffinity(e)
 	explainSecrets(e)
 	if e.driver == "" {
-		e.add(Fine, "driver", notCSI)
+		e.ok("driver", notCSI)
 	}
 }
 
@@ -111,11 +111,11 @@ func explainClaimDeletion(e *explanation) {
 	const then = "kube-controller-manager removes finalizer kubernetes.io/pvc-protection"
 	using := slices.DeleteFunc(e.podsUsing(), func(p *corev1.Pod) bool { return p.Spec.NodeName == "" })
 	if len(using) > 0 {
-		e.add(Blocked, "deletion", "The claim is being deleted, and is in use by %s.", podNames(using)).
-			next("Delete %s; %s after that.", podNames(using), then)
+		e.blocked("deletion", "The claim is being deleted, and is in use by %s.", podNames(using)).
+			SetNext("Delete %s; %s after that.", podNames(using), then)
 		return
 	}
-	e.add(Waiting, "deletion", "The claim is being deleted; no pod on a node uses it.").next(then + ".")
+	e.waiting("deletion", "The claim is being deleted; no pod on a node uses it.").SetNext(then + ".")
 }
 
 // explainBinding reports on the PersistentVolume that a claim names.
@@ -123,25 +123,26 @@ func explainBinding(e *explanation) {
 	claim, name, pv := e.claim.value, e.claim.value.Spec.VolumeName, e.volume.value
 	switch {
 	case e.volume.missing && claim.Status.Phase != corev1.ClaimPending && claim.Status.Phase != "":
-		e.add(Blocked, "volume", "PersistentVolume %q of the claim was deleted; the claim is %s.", name, claim.Status.Phase).
-			next("Recreate the claim and restore its data from a backup.")
+		e.blocked("volume", "PersistentVolume %q of the claim was deleted; the claim is %s.", name, claim.Status.Phase).
+			SetNext("Recreate the claim and restore its data from a backup.")
 	case e.volume.missing:
-		e.add(Blocked, "volume", "PersistentVolume %q (spec.volumeName) not found.", name).
-			next("Create PersistentVolume %q, or recreate the claim without spec.volumeName.", name)
+		e.blocked("volume", "PersistentVolume %q (spec.volumeName) not found.", name).
+			SetNext("Create PersistentVolume %q, or recreate the claim without spec.volumeName.", name)
 	case !e.volume.found:
 	case pv.Spec.ClaimRef != nil && !storagehelpers.IsVolumeBoundToClaim(pv, claim):
-		e.add(Blocked, "volume", "PersistentVolume %q (spec.volumeName) is reserved for claim %s.", name, claimText(pv.Spec.ClaimRef)).
-			next("Recreate the claim with another volume, or change spec.claimRef of PersistentVolume %q.", name)
+		e.blocked("volume", "PersistentVolume %q (spec.volumeName) is reserved for claim %s.", name, claimText(pv.Spec.ClaimRef)).
+			SetNext("Recreate the claim with another volume, or change spec.claimRef of PersistentVolume %q.", name)
 	case claim.Status.Phase != corev1.ClaimBound:
-		e.add(Waiting, "volume", "PersistentVolume %q (spec.volumeName) is not bound yet.", name).
-			next("kube-controller-manager binds the claim to PersistentVolume %q.", name)
+		e.waiting("volume", "PersistentVolume %q (spec.volumeName) is not bound yet.", name).
+			SetNext("kube-controller-manager binds the claim to PersistentVolume %q.", name)
 	default:
-		e.add(Fine, "volume", "The claim is bound to PersistentVolume %q.", name)
+		e.ok("volume", "The claim is bound to PersistentVolume %q.", name)
 		if pv.DeletionTimestamp != nil {
-			e.add(Waiting, "volume",
+			e.waiting("volume",
 				"PersistentVolume %q with reclaim policy %s has been Terminating for %s; it is deleted after the claim.", name,
 				pv.Spec.PersistentVolumeReclaimPolicy, e.age(pv.DeletionTimestamp.Time)).
-				next("Back up the data: with reclaim policy Delete, the volume is deleted after the claim, else only its PersistentVolume.")
+				SetNext("Back up the data: with reclaim policy Delete, the volume is deleted after the claim, else only its " +
+					"PersistentVolume.")
 		}
 	}
 }
@@ -160,12 +161,12 @@ func explainCreated(e *explanation) {
 	}
 	name, ref := e.volume.value.Name, e.volume.value.Spec.ClaimRef
 	if ref != nil && ref.UID == e.claim.value.UID {
-		e.add(Waiting, "volume", "PersistentVolume %q was created for the claim and is not bound yet.", name).
-			next("kube-controller-manager binds the claim to PersistentVolume %q.", name)
+		e.waiting("volume", "PersistentVolume %q was created for the claim and is not bound yet.", name).
+			SetNext("kube-controller-manager binds the claim to PersistentVolume %q.", name)
 		return
 	}
-	e.add(Blocked, "volume", "PersistentVolume %q has the volume name of this claim, but was not created for it.", name).
-		next("Check which claim PersistentVolume %q belongs to, and --volume-name-uuid-length of the provisioner.", name)
+	e.blocked("volume", "PersistentVolume %q has the volume name of this claim, but was not created for it.", name).
+		SetNext("Check which claim PersistentVolume %q belongs to, and --volume-name-uuid-length of the provisioner.", name)
 }
 
 // explainIndeterminate reports the finalizer of a CreateVolume without a final response, or whose volume has no PersistentVolume yet.
@@ -178,15 +179,15 @@ func explainIndeterminate(e *explanation) {
 	driver := kube.RecordedDriver(claim)
 	switch {
 	case driver == "":
-		e.add(Waiting, "volume", "%s, but the request of CreateVolume is not recorded on it.", finalizer).
-			next("If the provisioner does not remove the finalizer, an event of the claim or the log of the provisioner has the cause.")
+		e.waiting("volume", "%s, but the request of CreateVolume is not recorded on it.", finalizer).
+			SetNext("If the provisioner does not remove the finalizer, an event of the claim or the log of the provisioner has the cause.")
 	case e.volume.found && e.volume.value.Spec.ClaimRef != nil && e.volume.value.Spec.ClaimRef.UID == claim.UID:
-		e.add(Waiting, "volume", "%s; its PersistentVolume %q exists.", finalizer, e.volume.value.Name).
-			next("The provisioner of driver %s removes the finalizer.", driver)
+		e.waiting("volume", "%s; its PersistentVolume %q exists.", finalizer, e.volume.value.Name).
+			SetNext("The provisioner of driver %s removes the finalizer.", driver)
 	default:
-		e.add(Waiting, "volume", "CreateVolume is indeterminate: no final response of driver %s is recorded, so a volume may exist. "+
+		e.waiting("volume", "CreateVolume is indeterminate: no final response of driver %s is recorded, so a volume may exist. "+
 			"Or the volume exists, and its PersistentVolume cannot be created. %s.", driver, finalizer).
-			next("The provisioner repeats CreateVolume with the same arguments, or sends an event with the reason why it cannot. "+
+			SetNext("The provisioner repeats CreateVolume with the same arguments, or sends an event with the reason why it cannot. "+
 				"Verify that driver %s and its provisioner are running.", driver)
 	}
 }
@@ -197,11 +198,11 @@ func explainAttachments(e *explanation) {
 		return
 	}
 	if !e.attaches() {
-		e.add(Fine, "attachment", "Driver %s does not attach volumes (attachRequired=false in its CSIDriver).", e.driver)
+		e.ok("attachment", "Driver %s does not attach volumes (attachRequired=false in its CSIDriver).", e.driver)
 		return
 	}
 	if len(e.attachments.value) == 0 && e.attachments.found {
-		e.add(Fine, "attachment", "Not attached: no VolumeAttachment references the volume.")
+		e.ok("attachment", "Not attached: no VolumeAttachment references the volume.")
 	}
 	for _, va := range e.attachments.value {
 		node := va.Spec.NodeName
@@ -209,16 +210,16 @@ func explainAttachments(e *explanation) {
 		case failure != nil:
 			e.failed("attachment", failureOfStatus(failure), "%s node %q (VolumeAttachment %s) failed",
 				operation(va, "Detaching from", "Attaching to"), node, va.Name).
-				next("Retries automatically. Run `storage-controller explain va %s`.", va.Name)
+				SetNext("Retries automatically. Run `storage-controller explain va %s`.", va.Name)
 		case va.DeletionTimestamp != nil:
-			e.add(Waiting, "attachment", "VolumeAttachment %s to node %q has been Terminating for %s.", va.Name, node,
-				e.age(va.DeletionTimestamp.Time)).next("Run `storage-controller explain va %s`.", va.Name)
+			e.waiting("attachment", "VolumeAttachment %s to node %q has been Terminating for %s.", va.Name, node,
+				e.age(va.DeletionTimestamp.Time)).SetNext("Run `storage-controller explain va %s`.", va.Name)
 		case va.Status.Attached:
-			e.add(Fine, "attachment", "Attached to node %q (VolumeAttachment %s).", node, va.Name)
+			e.ok("attachment", "Attached to node %q (VolumeAttachment %s).", node, va.Name)
 		default:
-			e.add(Waiting, "attachment",
+			e.waiting("attachment",
 				"Attaching to node %q (VolumeAttachment %s): no error is recorded.", node, va.Name).
-				next("The attacher calls ControllerPublishVolume. Run `storage-controller explain va %s`.", va.Name)
+				SetNext("The attacher calls ControllerPublishVolume. Run `storage-controller explain va %s`.", va.Name)
 		}
 	}
 }

@@ -17,9 +17,9 @@ func explainDataSource(e *explanation) {
 	if err := e.sourceErr; err != nil {
 		text := sentence(strings.ToUpper(err.Error()[:1]) + err.Error()[1:])
 		if errors.Is(err, volumerules.ErrPopulator) {
-			e.add(Waiting, "source", "%s", text).next("Verify that the volume populator of this kind is installed; it provides the volume.")
+			e.waiting("source", "%s", text).SetNext("Verify that the volume populator of this kind is installed; it provides the volume.")
 		} else {
-			e.add(Blocked, "source", "%s", text).next("Recreate the claim with another data source.")
+			e.blocked("source", "%s", text).SetNext("Recreate the claim with another data source.")
 		}
 		return
 	}
@@ -32,10 +32,10 @@ func explainDataSource(e *explanation) {
 	}
 	switch {
 	case s.snapshot.unserved:
-		e.add(Blocked, "source", "Data source %v: the cluster does not serve this kind.", s.Source).
-			next("Install the snapshot CRDs and the snapshot controller.")
+		e.blocked("source", "Data source %v: the cluster does not serve this kind.", s.Source).
+			SetNext("Install the snapshot CRDs and the snapshot controller.")
 	case s.snapshot.missing, s.claim.missing:
-		e.add(Blocked, "source", "Data source %v not found.", s.Source).next("Create the data source, or recreate the claim without it.")
+		e.blocked("source", "Data source %v not found.", s.Source).SetNext("Create the data source, or recreate the claim without it.")
 	case s.Kind == kube.KindSnapshot:
 		explainSnapshot(e, s)
 	case s.claim.found:
@@ -48,14 +48,14 @@ func explainGrant(e *explanation, s *sourceFact) {
 	allows := func(g *volumerules.Grant) bool { return g.Allows(claim.Namespace, s.Source) }
 	switch {
 	case slices.ContainsFunc(s.grants.value, allows):
-		e.add(Fine, "source", "A ReferenceGrant in namespace %q allows the claim to use %v.", s.Namespace, s.Source)
+		e.ok("source", "A ReferenceGrant in namespace %q allows the claim to use %v.", s.Namespace, s.Source)
 	case s.grants.missing:
-		e.add(Blocked, "source", "The cluster does not serve ReferenceGrants, which data sources in other namespaces need.").
-			next("Install the CRD of ReferenceGrants, or recreate the claim with a data source in its own namespace.")
+		e.blocked("source", "The cluster does not serve ReferenceGrants, which data sources in other namespaces need.").
+			SetNext("Install the CRD of ReferenceGrants, or recreate the claim with a data source in its own namespace.")
 	case s.grants.found:
-		e.add(Blocked, "source",
+		e.blocked("source",
 			"No ReferenceGrant in namespace %q allows claims of namespace %q to use %v.", s.Namespace, claim.Namespace, s.Source).
-			next(
+			SetNext(
 				"Create a ReferenceGrant in namespace %q from PersistentVolumeClaims of namespace %q to the %s.", s.Namespace,
 				claim.Namespace, s.Kind)
 	}
@@ -67,7 +67,7 @@ func explainSnapshot(e *explanation, s *sourceFact) {
 		return
 	}
 	if s.content.missing {
-		e.add(Failing, "source", "VolumeSnapshotContent of %v not found.", s.Source).next(next, s.Namespace, s.Name)
+		e.failing("source", "VolumeSnapshotContent of %v not found.", s.Source).SetNext(next, s.Namespace, s.Name)
 		return
 	}
 	check := func(mode bool) error {
@@ -79,16 +79,16 @@ func explainSnapshot(e *explanation, s *sourceFact) {
 		err = check(false)
 	}
 	if err != nil {
-		e.add(Failing, "source", "%v cannot be restored: %s", s.Source, sentence(err.Error())).next(next, s.Namespace, s.Name)
+		e.failing("source", "%v cannot be restored: %s", s.Source, sentence(err.Error())).SetNext(next, s.Namespace, s.Name)
 	} else if !s.content.found {
 		return
 	} else if err := check(true); err != nil {
-		e.add(Failing, "source", "%v is not restored unless the provisioner has --prevent-volume-mode-conversion=false: %s", s.Source,
+		e.failing("source", "%v is not restored unless the provisioner has --prevent-volume-mode-conversion=false: %s", s.Source,
 			sentence(err.Error())).
-			next("Recreate the claim with the volume mode of the snapshot, or annotate its VolumeSnapshotContent with %s.",
+			SetNext("Recreate the claim with the volume mode of the snapshot, or annotate its VolumeSnapshotContent with %s.",
 				volumerules.AnnAllowModeChange)
 	} else {
-		e.add(Fine, "source", "%v is ready to be restored.", s.Source)
+		e.ok("source", "%v is ready to be restored.", s.Source)
 	}
 }
 
@@ -99,9 +99,9 @@ func explainClone(e *explanation, s *sourceFact) {
 		_, err = volumerules.CloneContent(e.driver, source, s.volume.value, claim)
 	}
 	if err != nil {
-		e.add(Failing, "source", "%v cannot be cloned: %s", s.Source, sentence(err.Error())).
-			next("Retries automatically. Run `storage-controller explain pvc -n %s %s`.", s.Namespace, s.Name)
+		e.failing("source", "%v cannot be cloned: %s", s.Source, sentence(err.Error())).
+			SetNext("Retries automatically. Run `storage-controller explain pvc -n %s %s`.", s.Namespace, s.Name)
 		return
 	}
-	e.add(Fine, "source", "%v is ready to be cloned.", s.Source)
+	e.ok("source", "%v is ready to be cloned.", s.Source)
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 )
 
@@ -27,20 +28,20 @@ func explainDriver(e *explanation) {
 	if e.csiDriver.missing {
 		held := slices.ContainsFunc(e.leases, func(l leaseFact) bool { return slices.ContainsFunc(l.leases.value, e.holds) })
 		if len(registered) > 0 || held {
-			e.add(Fine, "driver", "CSIDriver %q not found; defaults apply (attachRequired=true, storageCapacity=false).", e.driver)
+			e.ok("driver", "CSIDriver %q not found; defaults apply (attachRequired=true, storageCapacity=false).", e.driver)
 		} else {
-			e.add(Unknown, "driver", "CSIDriver %q not found: the driver is not installed, or does not create one.", e.driver).
-				next("Verify that driver %s and its controller are installed and running: `kubectl get pods -A`.", e.driver)
+			e.unknown("driver", "CSIDriver %q not found: the driver is not installed, or does not create one.", e.driver).
+				SetNext("Verify that driver %s and its controller are installed and running: `kubectl get pods -A`.", e.driver)
 		}
 	}
 	switch {
 	case !e.csiNodes.found:
 	case len(registered) == 0:
-		e.add(Unknown, "driver", "Driver %s is registered on 0 of %s.", e.driver, count(len(e.csiNodes.value), "node")).
-			next("Check that the node plugin of driver %s runs and registers: `kubectl get csinodes`.", e.driver)
+		e.unknown("driver", "Driver %s is registered on 0 of %s.", e.driver, finding.Plural(len(e.csiNodes.value), "node")).
+			SetNext("Check that the node plugin of driver %s runs and registers: `kubectl get csinodes`.", e.driver)
 	default:
-		e.add(Fine, "driver", "Driver %s is registered on %d of %s: %s.", e.driver, len(registered),
-			count(len(e.csiNodes.value), "node"), kube.ShortList(registered, 5))
+		e.ok("driver", "Driver %s is registered on %d of %s: %s.", e.driver, len(registered),
+			finding.Plural(len(e.csiNodes.value), "node"), kube.ShortList(registered, 5))
 	}
 	explainLeases(e)
 }
@@ -59,38 +60,38 @@ func explainLeases(e *explanation) {
 		}
 		const message = "No Lease %q: no %s runs for driver %s, or it runs without --leader-election or with another Lease."
 		if fact.role == roleNodecontroller { // optional
-			e.add(Fine, "driver", message, fact.name, fact.role, fact.driver)
+			e.ok("driver", message, fact.name, fact.role, fact.driver)
 		} else {
-			e.add(Unknown, "driver", message, fact.name, fact.role, fact.driver).
-				next("Verify that the %s runs for driver %s: `kubectl get pods -A`.", fact.role, fact.driver)
+			e.unknown("driver", message, fact.name, fact.role, fact.driver).
+				SetNext("Verify that the %s runs for driver %s: `kubectl get pods -A`.", fact.role, fact.driver)
 		}
 	}
 }
 
 func explainHolder(e *explanation, fact leaseFact, lease *coordinationv1.Lease) {
 	holder, name := ptr.Deref(lease.Spec.HolderIdentity, ""), lease.Namespace+"/"+lease.Name
-	severity := Blocked
+	severity := finding.Blocked
 	if fact.role == roleNodecontroller && !e.needsNodecontroller(fact.driver) {
-		severity = Unknown // optional, may be disabled
+		severity = finding.Unknown // optional, may be disabled
 	}
-	var finding *Finding
+	var added *finding.Finding
 	switch {
 	case holder == "":
-		finding = e.add(severity, "driver", "Lease %s has no holder: no %s of driver %s is active with it.", name, fact.role, fact.driver)
+		added = e.add(severity, "driver", "Lease %s has no holder: no %s of driver %s is active with it.", name, fact.role, fact.driver)
 	case e.isExpired(lease):
 		renewed := "never renewed"
 		if lease.Spec.RenewTime != nil {
 			renewed = "last renewed " + e.age(lease.Spec.RenewTime.Time) + " ago"
 		}
-		finding = e.add(severity, "driver",
+		added = e.add(severity, "driver",
 			"Lease %s of %q has expired (%s): no %s of driver %s is active with it.", name, holder, renewed, fact.role, fact.driver)
 	default:
-		e.add(Fine, "driver",
+		e.ok("driver",
 			"The %s of driver %s is %q%s, which holds Lease %s.", fact.role, fact.driver, holder, programOf(lease), name)
 		return
 	}
-	if severity == Blocked {
-		finding.next("Check that the %s of driver %s runs: `kubectl -n %s get pods`.", fact.role, fact.driver, lease.Namespace)
+	if severity == finding.Blocked {
+		added.SetNext("Check that the %s of driver %s runs: `kubectl -n %s get pods`.", fact.role, fact.driver, lease.Namespace)
 	}
 }
 

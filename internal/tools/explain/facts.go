@@ -21,6 +21,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
@@ -65,8 +66,8 @@ type facts struct {
 	snapshot   *snapshotFact // that is explained
 
 	events  result[[]*corev1.Event]
-	process *statusPage // nil: not requested
-	unread  []Finding   // reads that failed
+	process *statusPage       // nil: not requested
+	unread  []finding.Finding // reads that failed
 }
 
 // leaseFact holds the Leases of a role for a driver, of all namespaces.

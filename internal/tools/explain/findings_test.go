@@ -21,6 +21,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -30,17 +31,20 @@ import (
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func TestNextIsOfTheWorstFinding(t *testing.T) {
+	of := func(severity finding.Severity, next string) finding.Finding {
+		return finding.Finding{Severity: severity, Next: next}
+	}
 	for name, test := range map[string]struct {
-		findings []Finding
+		findings []finding.Finding
 		want     string
 	}{
 		"none":                  {nil, "rest"},
-		"none with a next step": {[]Finding{{Blocked, "a", "", "", ""}}, "rest"},
-		"one is unknown":        {[]Finding{{Unknown, "a", "", "", ""}, {Fine, "b", "", "", ""}}, "As far as known: rest"},
-		"the worst": {[]Finding{{Waiting, "a", "", "one", ""}, {Blocked, "b", "", "two", ""}, {Failing, "c", "", "three", ""}},
+		"none with a next step": {[]finding.Finding{of(finding.Blocked, "")}, "rest"},
+		"one is unknown":        {[]finding.Finding{of(finding.Unknown, ""), of(finding.OK, "")}, "As far as known: rest"},
+		"the worst": {[]finding.Finding{of(finding.Waiting, "one"), of(finding.Blocked, "two"), of(finding.Failing, "three")},
 			"two"},
-		"the first of equals":                {[]Finding{{Failing, "a", "", "one", ""}, {Failing, "b", "", "two", ""}}, "one"},
-		"one without a next step is skipped": {[]Finding{{Waiting, "a", "", "one", ""}, {Blocked, "b", "", "", ""}}, "one"},
+		"the first of equals":                {[]finding.Finding{of(finding.Failing, "one"), of(finding.Failing, "two")}, "one"},
+		"one without a next step is skipped": {[]finding.Finding{of(finding.Waiting, "one"), of(finding.Blocked, "")}, "one"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := nextOf(test.findings, "rest"); got != test.want {
@@ -62,20 +66,20 @@ func TestWhoHoldsALease(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		lease    *coordinationv1.Lease
-		severity Severity
+		severity finding.Severity
 		want     string
 		former   *coordinationv1.Lease // of the same name in another namespace
 	}{
-		"ours": {lease("pod", time.Second, "csi-provisioner", "storage-controller"), Fine,
+		"ours": {lease("pod", time.Second, "csi-provisioner", "storage-controller"), finding.OK,
 			`is "pod" (storage-controller), which holds`, nil},
-		"back to the sidecar": {lease("pod", time.Second, "storage-controller", "csi-provisioner"), Fine,
+		"back to the sidecar": {lease("pod", time.Second, "storage-controller", "csi-provisioner"), finding.OK,
 			"(sidecar csi-provisioner), which holds", nil},
-		"another program":   {lease("pod", time.Second, "kubectl-edit"), Fine, "(kubectl-edit), which holds", nil},
-		"no managed fields": {lease("pod", time.Second), Fine, `is "pod", which holds Lease`, nil},
-		"released":          {lease("", time.Second), Blocked, "Lease ns/l has no holder", nil},
-		"expired":           {lease("pod", 17*time.Second), Blocked, "has expired (last renewed 17s ago)", nil},
-		"just in time":      {lease("pod", 16*time.Second), Fine, "which holds", nil},
-		"expired elsewhere": {lease("pod", time.Second), Fine, "which holds", lease("pod", time.Hour)},
+		"another program":   {lease("pod", time.Second, "kubectl-edit"), finding.OK, "(kubectl-edit), which holds", nil},
+		"no managed fields": {lease("pod", time.Second), finding.OK, `is "pod", which holds Lease`, nil},
+		"released":          {lease("", time.Second), finding.Blocked, "Lease ns/l has no holder", nil},
+		"expired":           {lease("pod", 17*time.Second), finding.Blocked, "has expired (last renewed 17s ago)", nil},
+		"just in time":      {lease("pod", 16*time.Second), finding.OK, "which holds", nil},
+		"expired elsewhere": {lease("pod", time.Second), finding.OK, "which holds", lease("pod", time.Hour)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &explanation{facts: &facts{now: now}}
@@ -85,7 +89,7 @@ func TestWhoHoldsALease(t *testing.T) {
 			}
 			explainLeases(e)
 			got := e.findings
-			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Sentence, test.want) {
+			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Message, test.want) {
 				t.Errorf("got %+v", got)
 			}
 		})
@@ -120,18 +124,19 @@ func TestCapacity(t *testing.T) {
 	for name, test := range map[string]struct {
 		have     []*storagev1.CSIStorageCapacity
 		selected string
-		severity Severity
+		severity finding.Severity
 		want     string
 	}{
-		"enough": {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "")}, "", Fine,
+		"enough": {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "")}, "", finding.OK,
 			"Sufficient capacity in the cluster"},
-		"enough elsewhere only": {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", ""), capacity("a", "1Gi", "")}, "n", Failing,
+		"enough elsewhere only": {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", ""), capacity("a", "1Gi", "")}, "n", finding.Failing,
 			`Insufficient capacity for node "n"`},
-		"no object for the node": {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", "")}, "n", Failing, "No CSIStorageCapacity"},
-		"no object":              {nil, "", Failing, "No CSIStorageCapacity"},
-		"the largest volume counts": {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "2Gi")}, "n", Failing,
+		"no object for the node": {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", "")}, "n", finding.Failing,
+			"No CSIStorageCapacity"},
+		"no object": {nil, "", finding.Failing, "No CSIStorageCapacity"},
+		"the largest volume counts": {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "2Gi")}, "n", finding.Failing,
 			"available capacity for one volume is 2Gi"},
-		"accessible from no node": {[]*storagev1.CSIStorageCapacity{capacity("", "9Gi", "")}, "", Failing, "No CSIStorageCapacity"},
+		"accessible from no node": {[]*storagev1.CSIStorageCapacity{capacity("", "9Gi", "")}, "", finding.Failing, "No CSIStorageCapacity"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
@@ -141,7 +146,7 @@ func TestCapacity(t *testing.T) {
 			e := &explanation{facts: f}
 			explainCapacity(e)
 			got := e.findings
-			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Sentence, test.want) {
+			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Message, test.want) {
 				t.Errorf("got %+v", got)
 			}
 		})
@@ -188,24 +193,25 @@ func TestSources(t *testing.T) {
 	from := volumerules.Source{Kind: "VolumeSnapshot", Namespace: "other", Name: "s"}
 	for name, test := range map[string]struct {
 		source   sourceFact
-		severity Severity
+		severity finding.Severity
 		want     string
 	}{
-		"no grant": {sourceFact{Source: from, grants: grants("stranger")}, Blocked,
+		"no grant": {sourceFact{Source: from, grants: grants("stranger")}, finding.Blocked,
 			`No ReferenceGrant in namespace "other" allows claims of namespace "ns" to use VolumeSnapshot other/s.`},
-		"a grant": {sourceFact{Source: from, grants: grants("ns")}, Fine,
+		"a grant": {sourceFact{Source: from, grants: grants("ns")}, finding.OK,
 			`A ReferenceGrant in namespace "other" allows the claim`},
-		"no such kind": {sourceFact{Source: from, snapshot: result[*snapshotv1.VolumeSnapshot]{missing: true, unserved: true}}, Blocked,
+		"no such kind": {sourceFact{Source: from, snapshot: result[*snapshotv1.VolumeSnapshot]{missing: true, unserved: true}},
+			finding.Blocked,
 			"the cluster does not serve this kind"},
-		"no content": {sourceFact{Source: from, snapshot: snapshot(true), content: noContent}, Failing,
+		"no content": {sourceFact{Source: from, snapshot: snapshot(true), content: noContent}, finding.Failing,
 			"VolumeSnapshotContent of VolumeSnapshot other/s not found."},
-		"mode conversion": {sourceFact{Source: from, snapshot: snapshot(true), content: content("d", "Block")}, Failing,
+		"mode conversion": {sourceFact{Source: from, snapshot: snapshot(true), content: content("d", "Block")}, finding.Failing,
 			"--prevent-volume-mode-conversion=false: volume mode Filesystem of the claim differs from Block of the snapshot"},
-		"foreign": {sourceFact{Source: from, snapshot: snapshot(true), content: content("e", "")}, Failing,
+		"foreign": {sourceFact{Source: from, snapshot: snapshot(true), content: content("e", "")}, finding.Failing,
 			`it belongs to driver "e", not to "d".`},
-		"ready": {sourceFact{Source: from, snapshot: snapshot(true), content: content("d", "")}, Fine,
+		"ready": {sourceFact{Source: from, snapshot: snapshot(true), content: content("d", "")}, finding.OK,
 			"VolumeSnapshot other/s is ready to be restored."},
-		"not ready": {sourceFact{Source: from, snapshot: snapshot(false), content: content("d", "")}, Failing,
+		"not ready": {sourceFact{Source: from, snapshot: snapshot(false), content: content("d", "")}, finding.Failing,
 			"it is not ready to use yet."},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -215,7 +221,7 @@ func TestSources(t *testing.T) {
 			e := &explanation{facts: f}
 			explainDataSource(e)
 			for _, got := range e.findings {
-				if got.Severity == test.severity && strings.Contains(got.Sentence, test.want) {
+				if got.Severity == test.severity && strings.Contains(got.Message, test.want) {
 					return
 				}
 			}
@@ -224,15 +230,16 @@ func TestSources(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		change func(*facts)
-		want   []Severity
+		want   []finding.Severity
 	}{
-		"a populator": {func(f *facts) { f.sourceErr = fmt.Errorf("data source x: %w", volumerules.ErrPopulator) }, []Severity{Waiting}},
-		"unread":      {func(f *facts) { f.source = &sourceFact{Source: from} }, nil},
+		"a populator": {func(f *facts) { f.sourceErr = fmt.Errorf("data source x: %w", volumerules.ErrPopulator) },
+			[]finding.Severity{finding.Waiting}},
+		"unread": {func(f *facts) { f.source = &sourceFact{Source: from} }, nil},
 	} {
 		e := &explanation{facts: claimOf("5Gi")}
 		test.change(e.facts)
 		explainDataSource(e)
-		var got []Severity
+		var got []finding.Severity
 		for _, f := range e.findings {
 			got = append(got, f.Severity)
 		}
@@ -262,11 +269,11 @@ func TestProcess(t *testing.T) {
 		e := &explanation{facts: f}
 		explainProcess(e, []string{"provisioner"}, inQueues("ns/c", "claims"), "pvc-1", "")
 		for _, x := range e.findings {
-			fmt.Fprintln(&b, x.Severity, x.Sentence)
+			fmt.Fprintln(&b, x.Severity, x.Message)
 		}
 		return b.String()
 	}
-	const want = `fine The provisioner at u is a standby: "other" holds Lease ns/l. Query that replica.
+	const want = `ok The provisioner at u is a standby: "other" holds Lease ns/l. Query that replica.
 blocked The driver is not ready: connection refused.
 waiting CreateVolume for "pvc-1" has been in flight for 5s.
 failing CreateVolume for "pvc-1" failed 59s ago after 1s with Internal: a b.
@@ -283,7 +290,7 @@ failing 4 failed attempts in a row (queue claims, stage indeterminate), next att
 	many := workloop.Status{Name: "claims", Failing: make([]workloop.Failing, 100), Failures: 2500}
 	for queue, want := range map[string]string{
 		"claims":  "unknown The process at u shows 100 of 2500 keys in back-off in queue claims, and none of this object.\n",
-		"volumes": "fine The process at u reports no running or failed attempt for this object.\n",
+		"volumes": "ok The process at u reports no running or failed attempt for this object.\n",
 	} {
 		many.Name = queue
 		cut := &statusPage{url: "u", page: statusz.Page{Program: "x", Loops: []workloop.Status{many}}}

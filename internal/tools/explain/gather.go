@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -21,12 +20,13 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/attacher"
-	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/provisioner"
+	"github.com/storage-controller/storage-controller/resizer"
+	"github.com/storage-controller/storage-controller/snapshotter"
 )
 
 // The roles whose Leases are read.
@@ -270,11 +270,7 @@ func (g *gatherer) driver(ctx context.Context, roles ...string) {
 func (g *gatherer) lease(ctx context.Context, role, driver string) {
 	names := map[string]func(string) string{
 		roleProvisioner: provisioner.LeaseName, roleAttacher: attacher.LeaseName,
-		roleNodecontroller: nodecontroller.LeaseName,
-		roleResizer:        func(driver string) string { return "external-resizer-" + election.Sanitize(driver) },
-		roleSnapshotter: func(driver string) string {
-			return election.Sanitize("external-snapshotter-leader-" + strings.ReplaceAll(driver, "/", "-"))
-		},
+		roleNodecontroller: nodecontroller.LeaseName, roleResizer: resizer.LeaseName, roleSnapshotter: snapshotter.LeaseName,
 	}
 	l := leaseFact{role: role, driver: driver, name: names[role](driver)}
 	named := fields.OneTermEqualSelector("metadata.name", l.name).String()

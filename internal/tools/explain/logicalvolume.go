@@ -83,12 +83,12 @@ func explainLogicalVolume(e *explanation) {
 	switch {
 	case l == nil:
 	case l.lv.unserved:
-		e.add(Blocked, "volume", "The cluster does not serve LogicalVolumes of %s.", e.driver).
-			next("Install the CustomResourceDefinition of TopoLVM.")
+		e.blocked("volume", "The cluster does not serve LogicalVolumes of %s.", e.driver).
+			SetNext("Install the CustomResourceDefinition of TopoLVM.")
 	case l.lv.missing && l.handle != "":
 		explainLostVolume(e)
 	case l.lv.missing && e.awaitsVolume():
-		e.add(Waiting, "volume", "LogicalVolume %q does not exist: it was not requested yet, or it was deleted after a failure.", l.name)
+		e.waiting("volume", "LogicalVolume %q does not exist: it was not requested yet, or it was deleted after a failure.", l.name)
 	case l.lv.found:
 		explainWork(e)
 	}
@@ -110,11 +110,11 @@ func explainLostVolume(e *explanation) {
 			pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
 	}
 	if isDeleted {
-		e.add(Fine, "volume", "LogicalVolume with ID %s does not exist any more.", e.logical.handle)
+		e.ok("volume", "LogicalVolume with ID %s does not exist any more.", e.logical.handle)
 		return
 	}
-	e.add(Blocked, "volume", "No LogicalVolume has the ID %s: it was deleted, and the driver cannot use the LVM volume.", e.logical.handle).
-		next("Recreate the object, and restore its data from a backup.")
+	e.blocked("volume", "No LogicalVolume has the ID %s: it was deleted, and the driver cannot use the LVM volume.", e.logical.handle).
+		SetNext("Recreate the object, and restore its data from a backup.")
 }
 
 // explainWork reports an existing LogicalVolume, and the Node on which topolvm-node has to work for it.
@@ -125,8 +125,8 @@ func explainWork(e *explanation) {
 	var state, work string
 	switch {
 	case lv.IsIgnored(e.driver):
-		e.add(Waiting, "volume", "The node cleanup deletes %s, and topolvm-node ignores it.", lv.Describe()).
-			next("The node cleanup removes the finalizer of the LogicalVolume.")
+		e.waiting("volume", "The node cleanup deletes %s, and topolvm-node ignores it.", lv.Describe()).
+			SetNext("The node cleanup removes the finalizer of the LogicalVolume.")
 		return
 	case lv.DeletionTimestamp != nil:
 		state = fmt.Sprintf("has been Terminating for %s", e.age(lv.DeletionTimestamp.Time))
@@ -138,12 +138,12 @@ func explainWork(e *explanation) {
 		state, work = "is being expanded", "expands the LVM volume"
 		code, message = lv.Failure()
 	default:
-		e.add(Fine, "volume", "%s exists: %s.", lv.Describe(), size)
+		e.ok("volume", "%s exists: %s.", lv.Describe(), size)
 		return
 	}
 	explainNodeOfWork(e)
 	if code == "" {
-		e.add(Waiting, "volume", "%s %s: %s.", lv.Describe(), state, size).next("topolvm-node on node %q %s.", node, work)
+		e.waiting("volume", "%s %s: %s.", lv.Describe(), state, size).SetNext("topolvm-node on node %q %s.", node, work)
 		return
 	}
 	again := "Retries automatically."
@@ -152,7 +152,7 @@ func explainWork(e *explanation) {
 	}
 	f := failure{text: message, code: code, by: "topolvm-node"}
 	e.failed("volume", f, "%s %s (%s). topolvm-node failed with code %s", lv.Describe(), state, size, code).
-		next("%s Fix the error shown above; the logs of topolvm-node and lvmd on node %q have the details.", again, node)
+		SetNext("%s Fix the error shown above; the logs of topolvm-node and lvmd on node %q have the details.", again, node)
 }
 
 // explainNodeOfWork reports whether topolvm-node can work for the LogicalVolume.
@@ -161,27 +161,27 @@ func explainNodeOfWork(e *explanation) {
 	value, node := lv.Spec.NodeName, l.node.value
 	switch {
 	case l.node.missing:
-		e.add(Failing, "node", "Node %q of the LogicalVolume does not exist.", value).
-			next("Bring the node back, or have its LogicalVolumes deleted by the node cleanup: see docs/nodecontroller.md.")
+		e.failing("node", "Node %q of the LogicalVolume does not exist.", value).
+			SetNext("Bring the node back, or have its LogicalVolumes deleted by the node cleanup: see docs/nodecontroller.md.")
 		return
 	case !l.node.found:
 		return
 	case node.DeletionTimestamp != nil:
-		e.add(Waiting, "node", "Node %q of the LogicalVolume is being deleted.", node.Name).
-			next("The node cleanup deletes the LogicalVolumes of node %q.", node.Name)
+		e.waiting("node", "Node %q of the LogicalVolume is being deleted.", node.Name).
+			SetNext("The node cleanup deletes the LogicalVolumes of node %q.", node.Name)
 		return
 	case !topolvm.Ready(node):
-		e.add(Failing, "node", "The LogicalVolume waits for topolvm-node on node %q, which is not Ready.", node.Name).
-			next("Bring node %q back, or delete its Node object if it does not return. Run `storage-controller explain node %[1]s`.",
+		e.failing("node", "The LogicalVolume waits for topolvm-node on node %q, which is not Ready.", node.Name).
+			SetNext("Bring node %q back, or delete its Node object if it does not return. Run `storage-controller explain node %[1]s`.",
 				node.Name)
 		return
 	}
 	free, reported := topolvm.Available(e.driver, node, lv.Spec.DeviceClass)
 	switch {
 	case reported:
-		e.add(Fine, "node", "Node %q of the LogicalVolume is Ready, and has %s available in its device class.", node.Name, free)
+		e.ok("node", "Node %q of the LogicalVolume is Ready, and has %s available in its device class.", node.Name, free)
 	case lv.DeletionTimestamp == nil:
-		e.add(Failing, "node", "Node %q of the LogicalVolume reports no capacity of its device class.", node.Name).
-			next("Check that topolvm-node runs on node %q, and that its lvmd has the device class.", node.Name)
+		e.failing("node", "Node %q of the LogicalVolume reports no capacity of its device class.", node.Name).
+			SetNext("Check that topolvm-node runs on node %q, and that its lvmd has the device class.", node.Name)
 	}
 }

@@ -14,8 +14,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/storage-controller/storage-controller/internal/finalizers"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
@@ -59,8 +61,8 @@ func (g *gatherer) gatherNode(ctx context.Context) error {
 // a deleted node may name only its zone.
 func nodeNotFound(f *facts, request Request, err error) error {
 	var failures, stranded []string
-	for _, finding := range f.unread {
-		failures = append(failures, finding.Sentence)
+	for _, unread := range f.unread {
+		failures = append(failures, unread.Message)
 	}
 	if failures != nil {
 		return fmt.Errorf("%v: not found, and objects that refer to it may exist: %s Retry, or ask the cluster administrator for "+
@@ -94,17 +96,16 @@ func explainNode(f *facts, name string) Report {
 		explainDriverOnNode(e, name, d)
 	}
 	if e.node.found && (e.csiNode.missing || e.csiNode.found && len(e.csiNode.value.Spec.Drivers) == 0) {
-		e.add(Unknown, "driver", "No CSI driver is registered on the node.").
-			next("If volumes of a driver are needed there, check that its node plugin runs on the node.")
+		e.unknown("driver", "No CSI driver is registered on the node.").
+			SetNext("If volumes of a driver are needed there, check that its node plugin runs on the node.")
 	}
-	finalizers := finalizersOf(KindNode, node.Finalizers, drivers...)
 	if node.DeletionTimestamp != nil {
-		for _, z := range finalizers {
-			finding := e.add(Waiting, "deletion", "The node is being deleted; finalizer %s holds it.", z.Name)
+		for _, z := range finalizers.Of(KindNode, node.Finalizers, drivers...) {
+			added := e.waiting("deletion", "The node is being deleted; finalizer %s holds it.", z.Name)
 			if z.When == "" {
-				finding.next("Check with the owner of finalizer %s.", z.Name)
+				added.SetNext("Check with the owner of finalizer %s.", z.Name)
 			} else {
-				finding.next("Finalizer %s is removed by %s %s.", z.Name, z.By, z.When)
+				added.SetNext("Finalizer %s is removed by %s %s.", z.Name, z.By, z.When)
 			}
 		}
 	}
@@ -119,35 +120,35 @@ func explainNode(f *facts, name string) Report {
 // explainPresence reports whether the node exists and is ready, and its taints.
 func explainPresence(e *explanation, name string) {
 	if !e.node.found {
-		e.add(Failing, "node", "Node %q not found.", name).
-			next("Bring the node back under the same name, or clean up the volumes that were accessible only from it.")
+		e.failing("node", "Node %q not found.", name).
+			SetNext("Bring the node back under the same name, or clean up the volumes that were accessible only from it.")
 		return
 	}
 	for _, c := range e.node.value.Status.Conditions {
 		switch {
 		case c.Type != corev1.NodeReady:
 		case c.Status == corev1.ConditionTrue:
-			e.add(Fine, "node", "The node is Ready.")
+			e.ok("node", "The node is Ready.")
 		default:
-			finding := e.add(Failing, "node", "The node has not been Ready for %s: %s", e.age(c.LastTransitionTime.Time),
+			added := e.failing("node", "The node has not been Ready for %s: %s", e.age(c.LastTransitionTime.Time),
 				sentence(c.Message))
 			if e.node.value.DeletionTimestamp == nil {
-				finding.next("Bring the node back, or delete it if it does not return: until then, the nodecontroller only reports.")
+				added.SetNext("Bring the node back, or delete it if it does not return: until then, the nodecontroller only reports.")
 			}
 		}
 	}
 	for _, t := range e.node.value.Spec.Taints {
 		switch t.Key {
 		case corev1.TaintNodeOutOfService:
-			e.add(Failing, "taint", "Taint %s: Kubernetes deletes the pods of the node and detaches its volumes immediately. "+
+			e.failing("taint", "Taint %s: Kubernetes deletes the pods of the node and detaches its volumes immediately. "+
 				"The taint does not declare the disks lost.", t.ToString()).
-				next("Remove the taint when the node is back, or delete the node.")
+				SetNext("Remove the taint when the node is back, or delete the node.")
 		case corev1.TaintNodeUnreachable, corev1.TaintNodeNotReady:
-			e.add(Waiting, "taint", "Taint %s.", t.ToString())
+			e.waiting("taint", "Taint %s.", t.ToString())
 		case corev1.TaintNodeUnschedulable:
-			e.add(Fine, "taint", "The node is cordoned (taint %s): new pods are not scheduled to it.", t.ToString())
+			e.ok("taint", "The node is cordoned (taint %s): new pods are not scheduled to it.", t.ToString())
 		default:
-			e.add(Fine, "taint", "Taint %s.", t.ToString())
+			e.ok("taint", "Taint %s.", t.ToString())
 		}
 	}
 }
@@ -157,8 +158,8 @@ func explainDriverOnNode(e *explanation, name, driver string) {
 	if e.node.found {
 		explainRegistration(e, driver)
 		if entry := kube.DriverOnNode(e.csiNode.value, driver); entry != nil && entry.Allocatable != nil && entry.Allocatable.Count != nil {
-			e.add(Fine, "driver",
-				"Driver %s: at most %s can be attached to the node.", driver, count(int(*entry.Allocatable.Count), "volume"))
+			e.ok("driver",
+				"Driver %s: at most %s can be attached to the node.", driver, finding.Plural(int(*entry.Allocatable.Count), "volume"))
 		}
 	}
 	var names []string
@@ -169,7 +170,7 @@ func explainDriverOnNode(e *explanation, name, driver string) {
 		}
 	}
 	if len(names) > 0 {
-		e.add(Fine, "volume", "%s of driver %s accessible only from this node: %s.", count(len(names), "volume"), driver,
+		e.ok("volume", "%s of driver %s accessible only from this node: %s.", finding.Plural(len(names), "volume"), driver,
 			kube.ShortList(names, 5))
 	}
 	if e.node.found {
@@ -197,7 +198,7 @@ func explainCleanUp(e *explanation, pv *corev1.PersistentVolume) {
 // explainOptOut reports that an object opts out of the cleanup.
 func explainOptOut(e *explanation, driver, kind string, obj metav1.Object) {
 	if _, refusal := nodecleanup.Consent(nodecleanup.CleanupAnnotation(driver), kind, obj); refusal != "" {
-		e.add(Fine, "cleanup", "Cleanup for driver %s is disabled: %s.", driver, refusal)
+		e.ok("cleanup", "Cleanup for driver %s is disabled: %s.", driver, refusal)
 	}
 }
 
@@ -216,11 +217,11 @@ func explainNodeAttachments(e *explanation, name string) {
 	}
 	const message = "%s for node %q: %d attached, %d with errors."
 	if e.node.found {
-		e.add(Fine, "attachment", message, count(n, "VolumeAttachment"), name, attached, failed)
+		e.ok("attachment", message, finding.Plural(n, "VolumeAttachment"), name, attached, failed)
 		return
 	}
-	e.add(Waiting, "attachment", message, count(n, "VolumeAttachment"), name, attached, failed).
-		next(
+	e.waiting("attachment", message, finding.Plural(n, "VolumeAttachment"), name, attached, failed).
+		SetNext(
 			"kube-controller-manager deletes the VolumeAttachments after the pods of the node; the attacher then detaches the volumes.")
 }
 
@@ -257,11 +258,11 @@ func explainAttachmentErrors(e *explanation) int {
 			more = fmt.Sprintf(" and %d more", len(names)-1)
 		}
 		e.failed("attachment", newest[k], "VolumeAttachment %s%s cannot be %s, last attempt", names[0], more, k.operation).
-			next("Retries automatically. Run `storage-controller explain va %s`.", names[0])
+			SetNext("Retries automatically. Run `storage-controller explain va %s`.", names[0])
 	}
 	if others > 0 {
-		e.add(Failing, "attachment",
-			"%s with other errors.", count(others, "more VolumeAttachment")).next("Run `kubectl get volumeattachments -o yaml`.")
+		e.failing("attachment",
+			"%s with other errors.", finding.Plural(others, "more VolumeAttachment")).SetNext("Run `kubectl get volumeattachments -o yaml`.")
 	}
 	return failed
 }

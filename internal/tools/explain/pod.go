@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // podClaim is a claim of the pod that is explained, with the facts about it or the error of reading it.
@@ -62,11 +63,11 @@ func explainPod(f *facts) Report {
 		rest = "The kubelet mounts the volumes of the pod and starts its containers."
 		explainStart(e)
 	} else if e.node.missing {
-		e.add(Failing, "node", "Node %q of the pod not found.", pod.Spec.NodeName).
-			next("Run `storage-controller explain node %s`.", pod.Spec.NodeName)
+		e.failing("node", "Node %q of the pod not found.", pod.Spec.NodeName).
+			SetNext("Run `storage-controller explain node %s`.", pod.Spec.NodeName)
 	}
 	if len(f.podClaims) == 0 {
-		e.add(Fine, "claim", "The pod uses no PersistentVolumeClaim.")
+		e.ok("claim", "The pod uses no PersistentVolumeClaim.")
 	}
 	explainPodClaims(e)
 	return e.report(KindPod, pod, "The pod is "+cmp.Or(string(pod.Status.Phase), "new")+onNode(pod), rest)
@@ -78,13 +79,13 @@ func explainStart(e *explanation) {
 	switch {
 	case pod.Spec.NodeName == "" && explainUnscheduled(e, pod):
 	case pod.Spec.NodeName == "":
-		e.add(Waiting, "node", "The pod is not scheduled.").next("The scheduler selects a node for the pod.")
+		e.waiting("node", "The pod is not scheduled.").SetNext("The scheduler selects a node for the pod.")
 	case e.node.missing:
-		e.add(Blocked, "node", "Node %q of the pod not found.", pod.Spec.NodeName).
-			next("Delete the pod: it cannot start. Run `storage-controller explain node %s`.", pod.Spec.NodeName)
+		e.blocked("node", "Node %q of the pod not found.", pod.Spec.NodeName).
+			SetNext("Delete the pod: it cannot start. Run `storage-controller explain node %s`.", pod.Spec.NodeName)
 	case e.node.found && !isReady(e.node.value):
-		e.add(Failing, "node", "Node %q of the pod is not Ready.", pod.Spec.NodeName).
-			next("Run `storage-controller explain node %s`.", pod.Spec.NodeName)
+		e.failing("node", "Node %q of the pod is not Ready.", pod.Spec.NodeName).
+			SetNext("Run `storage-controller explain node %s`.", pod.Spec.NodeName)
 	}
 	mounting := []string{"FailedMount", "FailedAttachVolume", "FailedMapVolume"}
 	for _, event := range e.newestFirst() {
@@ -99,15 +100,15 @@ func explainStart(e *explanation) {
 // maxClaims bounds how many claims of a pod are explained in its report.
 const maxClaims = 10
 
-// explainPodClaims adds the findings about the claims of the pod, except those that are fine.
+// explainPodClaims adds the findings about the claims of the pod, except those that are ok.
 func explainPodClaims(e *explanation) {
 	var fine, more []string
 	shown := map[string]bool{} // findings about a driver that is unknown, which its other claims repeat
 	explained := 0
 	for _, claim := range e.podClaims {
-		var findings []Finding
+		var findings []finding.Finding
 		for _, f := range claim.findings(e) {
-			if f.Severity != Fine && !(f.Severity == Unknown && shown[f.Sentence]) {
+			if f.Severity != finding.OK && !(f.Severity == finding.Unknown && shown[f.Message]) {
 				findings = append(findings, f)
 			}
 		}
@@ -121,42 +122,44 @@ func explainPodClaims(e *explanation) {
 		}
 		explained++
 		for _, f := range findings {
-			shown[f.Sentence] = true
+			shown[f.Message] = true
 			f.Object = objectName(KindClaim, e.pod.value.Namespace, claim.name)
 			e.findings = append(e.findings, f)
 		}
 	}
 	if len(fine) > 0 {
-		e.add(Fine, "claim", "Nothing is to be done for %s: %s.", count(len(fine), "claim"), kube.ShortList(fine, maxClaims))
+		e.ok("claim", "Nothing is to be done for %s: %s.", finding.Plural(len(fine), "claim"), kube.ShortList(fine, maxClaims))
 	}
 	if len(more) > 0 {
-		e.add(Unknown, "claim", "There are findings about %s: %s.", count(len(more), "more claim"), kube.ShortList(more, maxClaims)).
-			next("Run `storage-controller explain pvc -n %s %s`.", e.pod.value.Namespace, more[0])
+		e.unknown("claim", "There are findings about %s: %s.", finding.Plural(len(more), "more claim"), kube.ShortList(more, maxClaims)).
+			SetNext("Run `storage-controller explain pvc -n %s %s`.", e.pod.value.Namespace, more[0])
 	}
 }
 
 // findings returns the findings about the claim of a pod, and its attachment to the node of the pod.
-func (c podClaim) findings(pod *explanation) []Finding {
+func (c podClaim) findings(pod *explanation) []finding.Finding {
 	e := &explanation{facts: c.facts}
 	switch {
 	case errors.Is(c.err, ErrNotFound):
-		e.add(Blocked, "claim", "PersistentVolumeClaim %s/%s not found.", pod.pod.value.Namespace, c.name).
-			next("Create claim %s. That of an ephemeral volume is created by kube-controller-manager.", c.name)
+		e.blocked("claim", "PersistentVolumeClaim %s/%s not found.", pod.pod.value.Namespace, c.name).
+			SetNext("Create claim %s. That of an ephemeral volume is created by kube-controller-manager.", c.name)
 		return e.findings
 	case c.err != nil:
-		e.add(Unknown, "claim", "%s", sentence(c.err.Error()))
+		e.unknown("claim", "%s", sentence(c.err.Error()))
 		return e.findings
 	}
 	node := pod.pod.value.Spec.NodeName
 	isForNode := func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName == node }
 	needsAttachment := node != "" && !hasStarted(pod.pod.value) && e.driver != "" && e.volume.found && e.attaches()
 	if needsAttachment && e.attachments.found && !slices.ContainsFunc(e.attachments.value, isForNode) {
-		e.add(Waiting, "attachment", "No VolumeAttachment of PersistentVolume %q for node %q.", e.volume.value.Name, node).
-			next("kube-controller-manager creates it, for most access modes after the volume is detached from other nodes.")
+		e.waiting("attachment", "No VolumeAttachment of PersistentVolume %q for node %q.", e.volume.value.Name, node).
+			SetNext("kube-controller-manager creates it, for most access modes after the volume is detached from other nodes.")
 	}
 	report := explainClaimOfPod(e)
 	if e.claim.value.Status.Phase != corev1.ClaimBound {
-		report.Findings = append(report.Findings, Finding{Severity: Waiting, Topic: "claim", Sentence: report.State, Next: report.Next})
+		report.Findings = append(report.Findings, finding.Finding{
+			Severity: finding.Waiting, Topic: "claim", Message: report.State, Next: report.Next,
+		})
 	}
 	return report.Findings
 }
@@ -175,11 +178,11 @@ func explainPendingPods(e *explanation) {
 		if p.Spec.NodeName == "" && explainUnscheduled(e, p) {
 			continue
 		}
-		e.add(Waiting, "pod", "Pod %q, which uses the claim, has not started%s.", p.Name, onNode(p)).
-			next("Run `storage-controller explain pod -n %s %s`.", p.Namespace, p.Name)
+		e.waiting("pod", "Pod %q, which uses the claim, has not started%s.", p.Name, onNode(p)).
+			SetNext("Run `storage-controller explain pod -n %s %s`.", p.Namespace, p.Name)
 	}
 	if n := len(pending) - maxPods; n > 0 {
-		e.add(Waiting, "pod", "%s that use the claim have not started.", count(n, "more pod"))
+		e.waiting("pod", "%s that use the claim have not started.", finding.Plural(n, "more pod"))
 	}
 }
 

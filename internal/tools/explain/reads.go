@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // result holds the outcome of one read. The zero value stands for a read that was not made.
@@ -44,9 +45,12 @@ func read[T any](ctx context.Context, f *facts, topic, what string, request func
 	case apierrors.IsNotFound(err):
 		return result[T]{missing: true, unserved: isUnserved(err)}
 	case apierrors.IsForbidden(err):
-		f.unread = append(f.unread, Finding{Severity: Unknown, Topic: topic, Sentence: "Cannot " + what + ": permission denied."})
+		f.unread = append(f.unread, finding.Finding{Severity: finding.Unknown, Topic: topic,
+			Message: "Cannot " + what + ": permission denied."})
 	default:
-		f.unread = append(f.unread, Finding{Severity: Unknown, Topic: topic, Sentence: sentence(fmt.Sprintf("Cannot %s: %v", what, err))})
+		f.unread = append(f.unread, finding.Finding{
+			Severity: finding.Unknown, Topic: topic, Message: sentence(fmt.Sprintf("Cannot %s: %v", what, err)),
+		})
 	}
 	return result[T]{}
 }

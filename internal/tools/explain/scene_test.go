@@ -4,7 +4,6 @@
 package explain
 
 import (
-	"bytes"
 	"context"
 	"strings"
 	"testing"
@@ -74,11 +73,7 @@ func (s *scene) text(cfg *rest.Config, request Request) string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	var b bytes.Buffer
-	if err := report.WriteText(&b); err != nil {
-		s.t.Fatal(err)
-	}
-	return b.String()
+	return report.Text()
 }
 
 // class makes a StorageClass of the driver and returns its name.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/snapshotter"
 )
 
@@ -150,15 +151,15 @@ func explainSnapshotSource(e *explanation) {
 	}
 	switch {
 	case e.claim.missing:
-		e.add(Blocked, "source", "PersistentVolumeClaim %s/%s not found.", snapshot.Namespace, name).
-			next("Recreate the snapshot with an existing claim.")
+		e.blocked("source", "PersistentVolumeClaim %s/%s not found.", snapshot.Namespace, name).
+			SetNext("Recreate the snapshot with an existing claim.")
 	case e.claim.found && e.claim.value.Status.Phase != corev1.ClaimBound:
-		e.add(Waiting, "source", "PersistentVolumeClaim %s/%s is %s, not Bound.", snapshot.Namespace, name,
+		e.waiting("source", "PersistentVolumeClaim %s/%s is %s, not Bound.", snapshot.Namespace, name,
 			cmp.Or(string(e.claim.value.Status.Phase), "new")).
-			next("The snapshot is created after the claim is bound. Run `storage-controller explain pvc -n %s %s`.", snapshot.Namespace,
+			SetNext("The snapshot is created after the claim is bound. Run `storage-controller explain pvc -n %s %s`.", snapshot.Namespace,
 				name)
 	case e.claim.found:
-		e.add(Fine, "source", "PersistentVolumeClaim %s/%s is Bound.", snapshot.Namespace, name)
+		e.ok("source", "PersistentVolumeClaim %s/%s is Bound.", snapshot.Namespace, name)
 	}
 }
 
@@ -169,22 +170,22 @@ func explainSnapshotClass(e *explanation) {
 	switch {
 	case snapshot.Spec.Source.VolumeSnapshotContentName != nil:
 	case name == "" && contentOf(snapshot) == "":
-		e.add(Waiting, "class", "volumeSnapshotClassName is not set.").
-			next("The snapshot-controller assigns the default VolumeSnapshotClass of the driver, if there is exactly one.")
+		e.waiting("class", "volumeSnapshotClassName is not set.").
+			SetNext("The snapshot-controller assigns the default VolumeSnapshotClass of the driver, if there is exactly one.")
 	case s.class.missing && s.content.found && s.content.value.Status != nil && s.content.value.Status.SnapshotHandle != nil:
-		e.add(Fine, "class", "VolumeSnapshotClass %q not found; the snapshot no longer needs it.", name)
+		e.ok("class", "VolumeSnapshotClass %q not found; the snapshot no longer needs it.", name)
 	case s.class.missing:
-		e.add(Blocked, "class", "VolumeSnapshotClass %q not found.", name).
-			next("Create VolumeSnapshotClass %q, or recreate the snapshot with an existing class.", name)
+		e.blocked("class", "VolumeSnapshotClass %q not found.", name).
+			SetNext("Create VolumeSnapshotClass %q, or recreate the snapshot with an existing class.", name)
 	case s.class.found:
-		e.add(Fine, "class", "VolumeSnapshotClass %q: driver %s, deletionPolicy %s.", name, s.class.value.Driver,
+		e.ok("class", "VolumeSnapshotClass %q: driver %s, deletionPolicy %s.", name, s.class.value.Driver,
 			s.class.value.DeletionPolicy)
 		if !e.volume.found {
 			return
 		}
 		if driver := migration.DriverOfVolume(e.volume.value); driver != s.class.value.Driver {
-			e.add(Blocked, "class", "The volume of the claim belongs to driver %q, VolumeSnapshotClass %q to %q.", driver, name,
-				s.class.value.Driver).next("Recreate the snapshot with a VolumeSnapshotClass of driver %q.", driver)
+			e.blocked("class", "The volume of the claim belongs to driver %q, VolumeSnapshotClass %q to %q.", driver, name,
+				s.class.value.Driver).SetNext("Recreate the snapshot with a VolumeSnapshotClass of driver %q.", driver)
 		}
 	}
 }
@@ -200,18 +201,18 @@ func explainContent(e *explanation) {
 			e.failed("content", failureOfSnapshot(status.Error, componentSnapshotController), "Last error of the snapshot")
 			return
 		}
-		e.add(Waiting, "content", "The snapshot has no VolumeSnapshotContent yet.").next("The snapshot-controller creates it. %s", ifNot)
+		e.waiting("content", "The snapshot has no VolumeSnapshotContent yet.").SetNext("The snapshot-controller creates it. %s", ifNot)
 	case s.content.missing && snapshot.DeletionTimestamp != nil:
-		e.add(Waiting, "content", "VolumeSnapshotContent %q was deleted.", name).
-			next("The snapshot-controller removes its finalizers from the snapshot. %s", ifNot)
+		e.waiting("content", "VolumeSnapshotContent %q was deleted.", name).
+			SetNext("The snapshot-controller removes its finalizers from the snapshot. %s", ifNot)
 	case s.content.missing:
-		e.add(Blocked, "content", "VolumeSnapshotContent %q not found.",
-			name).next("Recreate the snapshot, or restore its VolumeSnapshotContent.")
+		e.blocked("content", "VolumeSnapshotContent %q not found.",
+			name).SetNext("Recreate the snapshot, or restore its VolumeSnapshotContent.")
 	case !s.content.found:
 	case content.Spec.VolumeSnapshotRef.UID != "" && content.Spec.VolumeSnapshotRef.UID != snapshot.UID:
-		e.add(Blocked, "content", "VolumeSnapshotContent %q is bound to another snapshot, %s/%s with UID %s.", name,
+		e.blocked("content", "VolumeSnapshotContent %q is bound to another snapshot, %s/%s with UID %s.", name,
 			content.Spec.VolumeSnapshotRef.Namespace, content.Spec.VolumeSnapshotRef.Name, content.Spec.VolumeSnapshotRef.UID).
-			next("Recreate the snapshot.")
+			SetNext("Recreate the snapshot.")
 	case content.DeletionTimestamp != nil || snapshot.DeletionTimestamp != nil:
 		explainContentDeletion(e)
 	default:
@@ -235,9 +236,9 @@ func explainSnapshotEvents(e *explanation) {
 			return
 		}
 		event := events[i]
-		finding := e.failed("content", failureOfEvent(event, by), "Last event about %s (%s)", object, event.Reason)
+		added := e.failed("content", failureOfEvent(event, by), "Last event about %s (%s)", object, event.Reason)
 		if event.Type == corev1.EventTypeNormal {
-			finding.Severity, finding.Next = Waiting, ""
+			added.Severity, added.Next = finding.Waiting, ""
 		}
 	}
 	explain(e.newestFirst(), "the snapshot", componentSnapshotController)
@@ -255,25 +256,25 @@ func explainContentStatus(e *explanation) {
 	case status.Error != nil:
 		e.failed("content", failureOfSnapshot(status.Error, roleSnapshotter), "Last error of VolumeSnapshotContent %q", content.Name)
 	case ptr.Deref(status.ReadyToUse, false):
-		e.add(Fine, "content", "VolumeSnapshotContent %q is ready, with snapshot handle %q.", content.Name, handle)
+		e.ok("content", "VolumeSnapshotContent %q is ready, with snapshot handle %q.", content.Name, handle)
 		if s := e.snapshot.snapshot.value; s.Status == nil || !ptr.Deref(s.Status.ReadyToUse, false) {
-			e.add(Waiting, "content", "The status of the snapshot does not show this yet.").
-				next("The snapshot-controller updates it. %s", ifNot)
+			e.waiting("content", "The status of the snapshot does not show this yet.").
+				SetNext("The snapshot-controller updates it. %s", ifNot)
 		}
 	case handle != "":
-		e.add(Waiting, "content", "Driver %s has created snapshot %q, which is not ready to use.", e.driver, handle).
-			next("The snapshotter asks driver %s again until the snapshot is ready to use.", e.driver)
+		e.waiting("content", "Driver %s has created snapshot %q, which is not ready to use.", e.driver, handle).
+			SetNext("The snapshotter asks driver %s again until the snapshot is ready to use.", e.driver)
 	case ptr.Deref(content.Spec.Source.SnapshotHandle, "") != "":
-		e.add(Waiting, "content", "VolumeSnapshotContent %q names snapshot %q and has no status yet.", content.Name,
+		e.waiting("content", "VolumeSnapshotContent %q names snapshot %q and has no status yet.", content.Name,
 			*content.Spec.Source.SnapshotHandle).
-			next("The snapshotter of driver %s asks driver %[1]s for the snapshot and sets the status of the content.", e.driver)
+			SetNext("The snapshotter of driver %s asks driver %[1]s for the snapshot and sets the status of the content.", e.driver)
 	case isMember(content):
-		e.add(Waiting, "content", "VolumeSnapshotContent %q belongs to a group snapshot and has no status yet.", content.Name).
-			next("The snapshot-controller sets its status after that of the group: `kubectl get volumegroupsnapshotcontents`. " +
+		e.waiting("content", "VolumeSnapshotContent %q belongs to a group snapshot and has no status yet.", content.Name).
+			SetNext("The snapshot-controller sets its status after that of the group: `kubectl get volumegroupsnapshotcontents`. " +
 				"A restored snapshot whose group is not listed gets no status: restore it by its snapshot handle.")
 	default:
-		e.add(Waiting, "content", "VolumeSnapshotContent %q has no snapshot handle yet.", content.Name).
-			next("The snapshotter of driver %s calls CreateSnapshot.", e.driver)
+		e.waiting("content", "VolumeSnapshotContent %q has no snapshot handle yet.", content.Name).
+			SetNext("The snapshotter of driver %s calls CreateSnapshot.", e.driver)
 	}
 }
 
@@ -284,27 +285,28 @@ func explainContentDeletion(e *explanation) {
 	_, released := content.Annotations[snapshotter.AnnBeingDeleted]
 	switch {
 	case s.snapshot.value.DeletionTimestamp == nil:
-		e.add(Blocked, "content", "VolumeSnapshotContent %q has been Terminating for %s, but the snapshot exists: its data is kept until "+
+		e.blocked("content", "VolumeSnapshotContent %q has been Terminating for %s, but the snapshot exists: its data is kept until "+
 			"the snapshot is deleted.", content.Name, e.age(content.DeletionTimestamp.Time)).
-			next("Delete the snapshot, if its data is no longer needed.")
+			SetNext("Delete the snapshot, if its data is no longer needed.")
 	case !released:
-		e.add(Waiting, "content", "The snapshot-controller has not released VolumeSnapshotContent %q for deletion.", content.Name).
-			next("The snapshot-controller releases it after claims that restore the snapshot are provisioned. %s", ifNot)
+		e.waiting("content", "The snapshot-controller has not released VolumeSnapshotContent %q for deletion.", content.Name).
+			SetNext("The snapshot-controller releases it after claims that restore the snapshot are provisioned. %s", ifNot)
 	case content.DeletionTimestamp == nil:
-		e.add(Waiting, "content", "VolumeSnapshotContent %q (deletionPolicy %s) is not being deleted yet.", content.Name,
-			content.Spec.DeletionPolicy).next("The snapshot-controller deletes it. %s", ifNot)
+		e.waiting("content", "VolumeSnapshotContent %q (deletionPolicy %s) is not being deleted yet.", content.Name,
+			content.Spec.DeletionPolicy).SetNext("The snapshot-controller deletes it. %s", ifNot)
 	default:
-		finding := e.add(Waiting, "content", "VolumeSnapshotContent %q has been Terminating for %s.", content.Name,
+		added := e.waiting("content", "VolumeSnapshotContent %q has been Terminating for %s.", content.Name,
 			e.age(content.DeletionTimestamp.Time))
 		switch {
 		case isMember(content):
-			finding.next("The snapshotter of driver %s removes its finalizer; the snapshot is deleted with its group, "+
+			added.SetNext("The snapshotter of driver %s removes its finalizer; the snapshot is deleted with its group, "+
 				"or stays if there is none.", e.driver)
 		case content.Spec.DeletionPolicy != snapshotv1.VolumeSnapshotContentDelete:
-			finding.next("The snapshotter of driver %s removes its finalizer; the driver keeps the snapshot (deletionPolicy %s).", e.driver,
+			added.SetNext("The snapshotter of driver %s removes its finalizer; the driver keeps the snapshot (deletionPolicy %s).",
+				e.driver,
 				content.Spec.DeletionPolicy)
 		default:
-			finding.next("The snapshotter of driver %s calls DeleteSnapshot and removes its finalizer.", e.driver)
+			added.SetNext("The snapshotter of driver %s calls DeleteSnapshot and removes its finalizer.", e.driver)
 		}
 	}
 }

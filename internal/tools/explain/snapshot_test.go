@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/snapshotter"
 )
 
@@ -57,69 +58,71 @@ func TestVolumeSnapshots(t *testing.T) {
 	released := map[string]string{snapshotter.AnnBeingDeleted: "yes"}
 	for name, tt := range map[string]struct {
 		change     func(*facts, *snapshotFact)
-		severity   Severity
+		severity   finding.Severity
 		want, next string
 	}{
-		"new": {unbound, Waiting, "has no VolumeSnapshotContent yet", "verify that it runs"},
+		"new": {unbound, finding.Waiting, "has no VolumeSnapshotContent yet", "verify that it runs"},
 		"no claim": {func(f *facts, s *snapshotFact) {
 			unbound(f, s)
 			f.claim = result[*corev1.PersistentVolumeClaim]{missing: true}
-		}, Blocked, "ns/c not found", "Recreate the snapshot"},
-		"claim is pending": {func(f *facts, s *snapshotFact) { unbound(f, s); f.claim.value.Status.Phase = "Pending" }, Waiting,
+		}, finding.Blocked, "ns/c not found", "Recreate the snapshot"},
+		"claim is pending": {func(f *facts, s *snapshotFact) { unbound(f, s); f.claim.value.Status.Phase = "Pending" }, finding.Waiting,
 			"ns/c is Pending, not Bound", "explain pvc -n ns c"},
-		"no class": {func(_ *facts, s *snapshotFact) { s.class = result[*snapshotv1.VolumeSnapshotClass]{missing: true} }, Blocked,
+		"no class": {func(_ *facts, s *snapshotFact) { s.class = result[*snapshotv1.VolumeSnapshotClass]{missing: true} }, finding.Blocked,
 			`VolumeSnapshotClass "snap" not found`, "Create"},
 		"class of another driver": {func(f *facts, s *snapshotFact) {
 			f.volume = found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{
 				PersistentVolumeSource: corev1.PersistentVolumeSource{
 					CSI: &corev1.CSIPersistentVolumeSource{Driver: "other"}}}})
-		}, Blocked, `belongs to driver "other"`, "Recreate"},
-		"no content": {func(_ *facts, s *snapshotFact) { s.content = result[*snapshotv1.VolumeSnapshotContent]{missing: true} }, Blocked,
+		}, finding.Blocked, `belongs to driver "other"`, "Recreate"},
+		"no content": {func(_ *facts, s *snapshotFact) { s.content = result[*snapshotv1.VolumeSnapshotContent]{missing: true} },
+			finding.Blocked,
 			`VolumeSnapshotContent "content" not found`, ""},
-		"other bound": {func(_ *facts, s *snapshotFact) { s.content.value.Spec.VolumeSnapshotRef.UID = "v" }, Blocked,
+		"other bound": {func(_ *facts, s *snapshotFact) { s.content.value.Spec.VolumeSnapshotRef.UID = "v" }, finding.Blocked,
 			"bound to another snapshot", "Recreate"},
-		"not started": {func(*facts, *snapshotFact) {}, Waiting, "has no snapshot handle yet", "calls CreateSnapshot"},
+		"not started": {func(*facts, *snapshotFact) {}, finding.Waiting, "has no snapshot handle yet", "calls CreateSnapshot"},
 		"pre-provisioned": {func(_ *facts, s *snapshotFact) {
 			s.content.value.Spec.Source = snapshotv1.VolumeSnapshotContentSource{SnapshotHandle: ptr.To("h")}
 			s.content.value.Annotations = map[string]string{snapshotter.AnnGroup: "g"} // a copy
-		}, Waiting, `names snapshot "h"`, "asks driver d for the snapshot"},
+		}, finding.Waiting, `names snapshot "h"`, "asks driver d for the snapshot"},
 		"of a group": {func(_ *facts, s *snapshotFact) {
 			s.content.value.Annotations = map[string]string{snapshotter.AnnGroup: "g"}
-		}, Waiting, "belongs to a group snapshot", "kubectl get volumegroupsnapshotcontents"},
+		}, finding.Waiting, "belongs to a group snapshot", "kubectl get volumegroupsnapshotcontents"},
 		"restored, of a group": {func(_ *facts, s *snapshotFact) {
 			s.content.value.Annotations = map[string]string{snapshotter.AnnGroup: "g"}
 			s.events = []*corev1.Event{{Reason: "GroupMissing", Message: "no group g", LastTimestamp: *deleted}}
-		}, Failing, "VolumeSnapshotContent \"content\" (GroupMissing) 60s ago: no group g.", "the log of the snapshotter"},
+		}, finding.Failing, "VolumeSnapshotContent \"content\" (GroupMissing) 60s ago: no group g.", "the log of the snapshotter"},
 		"not released, with a warning": {func(_ *facts, s *snapshotFact) {
 			terminating(nil, &corev1.Event{Reason: "SnapshotDeletePending", Message: "in a group", LastTimestamp: *deleted})(nil, s)
-		}, Failing, "(SnapshotDeletePending) 60s ago: in a group.", "Retries"},
+		}, finding.Failing, "(SnapshotDeletePending) 60s ago: in a group.", "Retries"},
 		"failed": {status(snapshotv1.VolumeSnapshotContentStatus{Error: &snapshotv1.VolumeSnapshotError{Message: ptr.To("full"),
-			Time: deleted}}), Failing, "60s ago: full.", "Retries"},
-		"not ready": {status(snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: ptr.To("h")}), Waiting, `has created snapshot "h"`,
+			Time: deleted}}), finding.Failing, "60s ago: full.", "Retries"},
+		"not ready": {status(snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: ptr.To("h")}), finding.Waiting, `has created snapshot "h"`,
 			"asks driver d again"},
-		"content only": {status(snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: ptr.To("h"), ReadyToUse: ptr.To(true)}), Waiting,
+		"content only": {status(snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: ptr.To("h"), ReadyToUse: ptr.To(true)}),
+			finding.Waiting,
 			"does not show this yet", "snapshot-controller"},
-		"deleted content": {func(_ *facts, s *snapshotFact) { s.content.value.DeletionTimestamp = deleted }, Blocked,
+		"deleted content": {func(_ *facts, s *snapshotFact) { s.content.value.DeletionTimestamp = deleted }, finding.Blocked,
 			"but the snapshot exists",
 			"Delete the snapshot"},
-		"not released": {terminating(nil), Waiting, "has not released", "restore the snapshot are"},
-		"deleting":     {terminating(released), Waiting, "has been Terminating for 60s", "calls DeleteSnapshot"},
+		"not released": {terminating(nil), finding.Waiting, "has not released", "restore the snapshot are"},
+		"deleting":     {terminating(released), finding.Waiting, "has been Terminating for 60s", "calls DeleteSnapshot"},
 		"deleting one of a group": {func(f *facts, s *snapshotFact) {
 			terminating(released)(f, s)
 			s.content.value.Status = &snapshotv1.VolumeSnapshotContentStatus{VolumeGroupSnapshotHandle: ptr.To("g")}
-		}, Waiting, "has been Terminating", "is deleted with its group"},
+		}, finding.Waiting, "has been Terminating", "is deleted with its group"},
 		"keeping": {func(f *facts, s *snapshotFact) {
 			terminating(released)(f, s)
 			s.content.value.Spec.DeletionPolicy = snapshotv1.VolumeSnapshotContentRetain
-		}, Waiting, "has been Terminating", "the driver keeps the snapshot"},
-		"deletion fails": {terminating(released, &corev1.Event{Message: "in use", LastTimestamp: *deleted}), Failing,
+		}, finding.Waiting, "has been Terminating", "the driver keeps the snapshot"},
+		"deletion fails": {terminating(released, &corev1.Event{Message: "in use", LastTimestamp: *deleted}), finding.Failing,
 			`VolumeSnapshotContent "content" () 60s ago: in use.`, "Retries"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := snapshotOf(tt.change)
 			r := explainVolumeSnapshot(f)
-			if !slices.ContainsFunc(r.Findings, func(f Finding) bool {
-				return f.Severity == tt.severity && strings.Contains(f.Sentence, tt.want) && strings.Contains(f.Next, tt.next)
+			if !slices.ContainsFunc(r.Findings, func(f finding.Finding) bool {
+				return f.Severity == tt.severity && strings.Contains(f.Message, tt.want) && strings.Contains(f.Next, tt.next)
 			}) {
 				t.Errorf("got %+v", r.Findings)
 			}
@@ -141,7 +144,7 @@ func TestSnapshotOfTheCluster(t *testing.T) {
 		"metadata": map[string]any{"name": "backup"},
 		"spec":     map[string]any{"source": map[string]any{"persistentVolumeClaimName": "data"}, "volumeSnapshotClassName": "none"}})
 	s.says(s.explain(KindSnapshot, "backup"),
-		"blocked  source     PersistentVolumeClaim SCENE/data not found.",
-		`blocked  class      VolumeSnapshotClass "none" not found.`,
-		"waiting  content    The snapshot has no VolumeSnapshotContent yet.")
+		"blocked  source      PersistentVolumeClaim SCENE/data not found.",
+		`blocked  class       VolumeSnapshotClass "none" not found.`,
+		"waiting  content     The snapshot has no VolumeSnapshotContent yet.")
 }

@@ -11,6 +11,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
@@ -24,7 +25,7 @@ func explainVolume(f *facts) Report {
 	explainAffinity(e)
 	explainLogicalVolume(e)
 	if f.driver == "" {
-		e.add(Fine, "driver", notCSI)
+		e.ok("driver", notCSI)
 		explainVolumeAttempts(e)
 	} else {
 		explainAttachments(e)
@@ -64,23 +65,23 @@ func explainPhase(e *explanation) {
 	case pv.Status.Phase == corev1.VolumeReleased:
 		explainReleased(e)
 	case pv.Status.Phase == corev1.VolumeFailed:
-		e.add(Blocked, "phase", "Reclaiming the volume failed: %s", sentence(pv.Status.Message)).
-			next("Fix the error shown above, or delete the PersistentVolume manually.")
+		e.blocked("phase", "Reclaiming the volume failed: %s", sentence(pv.Status.Message)).
+			SetNext("Fix the error shown above, or delete the PersistentVolume manually.")
 	case pv.Status.Phase == corev1.VolumeBound && ref == nil:
-		e.add(Unknown, "phase", "The volume is Bound, but spec.claimRef is empty.")
+		e.unknown("phase", "The volume is Bound, but spec.claimRef is empty.")
 	case pv.Status.Phase == corev1.VolumeBound:
 		explainBoundVolume(e, ref.Namespace+"/"+ref.Name)
 	case pv.DeletionTimestamp != nil:
-		e.add(Waiting, "phase", "The volume is not bound and is being deleted.").next(finalizersRemoved)
+		e.waiting("phase", "The volume is not bound and is being deleted.").SetNext(finalizersRemoved)
 	case ref == nil:
-		e.add(Waiting, "phase",
-			"spec.claimRef is empty.").next("Create a claim that matches; kube-controller-manager binds it.")
+		e.waiting("phase",
+			"spec.claimRef is empty.").SetNext("Create a claim that matches; kube-controller-manager binds it.")
 	case e.claim.missing:
-		e.add(Waiting, "phase", "The volume is reserved for claim %s/%s, which does not exist.", ref.Namespace, ref.Name).
-			next("Create claim %s/%s; kube-controller-manager binds it.", ref.Namespace, ref.Name)
+		e.waiting("phase", "The volume is reserved for claim %s/%s, which does not exist.", ref.Namespace, ref.Name).
+			SetNext("Create claim %s/%s; kube-controller-manager binds it.", ref.Namespace, ref.Name)
 	default:
-		e.add(Waiting, "phase", "The volume is reserved for claim %s/%s.", ref.Namespace, ref.Name).
-			next("kube-controller-manager binds the volume to claim %s/%s.", ref.Namespace, ref.Name)
+		e.waiting("phase", "The volume is reserved for claim %s/%s.", ref.Namespace, ref.Name).
+			SetNext("kube-controller-manager binds the volume to claim %s/%s.", ref.Namespace, ref.Name)
 	}
 }
 
@@ -93,16 +94,16 @@ func explainBoundVolume(e *explanation, name string) {
 	}
 	switch {
 	case e.claim.missing, e.claim.found && claim.UID != pv.Spec.ClaimRef.UID:
-		e.add(Waiting, "phase", "Claim %s was deleted; %s.", name, after).next("kube-controller-manager sets the volume to Released.")
+		e.waiting("phase", "Claim %s was deleted; %s.", name, after).SetNext("kube-controller-manager sets the volume to Released.")
 	case !e.claim.found:
 	case pv.DeletionTimestamp != nil:
-		e.add(Failing, "phase", "The volume is being deleted while claim %s is bound to it.", name).
-			next("Back up the data, then delete claim %s; the PersistentVolume is deleted after the claim.", name)
+		e.failing("phase", "The volume is being deleted while claim %s is bound to it.", name).
+			SetNext("Back up the data, then delete claim %s; the PersistentVolume is deleted after the claim.", name)
 	case claim.DeletionTimestamp != nil:
-		e.add(Waiting, "phase", "Claim %s has been Terminating for %s; %s.", name, e.age(claim.DeletionTimestamp.Time), after).
-			next("Run `storage-controller explain pvc -n %s %s` to see what holds the claim.", claim.Namespace, claim.Name)
+		e.waiting("phase", "Claim %s has been Terminating for %s; %s.", name, e.age(claim.DeletionTimestamp.Time), after).
+			SetNext("Run `storage-controller explain pvc -n %s %s` to see what holds the claim.", claim.Namespace, claim.Name)
 	default:
-		e.add(Fine, "phase", "Bound to claim %s; %s.", name, after)
+		e.ok("phase", "Bound to claim %s; %s.", name, after)
 	}
 }
 
@@ -113,24 +114,24 @@ func explainReleased(e *explanation) {
 	migrated := by != "" && pv.Annotations[storagehelpers.AnnMigratedTo] == e.driver
 	switch {
 	case policy != corev1.PersistentVolumeReclaimDelete:
-		e.add(Waiting, "phase", "The claim was deleted; reclaim policy %s keeps the volume.", policy).
-			next(
+		e.waiting("phase", "The claim was deleted; reclaim policy %s keeps the volume.", policy).
+			SetNext(
 				"Save the data, then delete the PersistentVolume and the volume on the storage backend; or remove spec.claimRef to reuse " +
 					"the volume.")
 	case e.driver == "":
-		e.add(Waiting, "phase", "The claim was deleted; reclaim policy Delete applies.").next("kube-controller-manager deletes the volume.")
+		e.waiting("phase", "The claim was deleted; reclaim policy Delete applies.").SetNext("kube-controller-manager deletes the volume.")
 	case by != e.driver && !migrated:
-		e.add(Blocked, "phase", "The claim was deleted, but no provisioner deletes the volume: annotation %s is %q, not %q.",
-			storagehelpers.AnnDynamicallyProvisioned, by, e.driver).next(
+		e.blocked("phase", "The claim was deleted, but no provisioner deletes the volume: annotation %s is %q, not %q.",
+			storagehelpers.AnnDynamicallyProvisioned, by, e.driver).SetNext(
 			"Delete the volume on the storage backend, then delete the PersistentVolume.")
 	case len(e.attachments.value) > 0:
-		attached := count(len(e.attachments.value), "VolumeAttachment")
-		e.add(Waiting, "phase", "The claim was deleted; reclaim policy Delete applies after detaching (%s).", attached).
-			next(
+		attached := finding.Plural(len(e.attachments.value), "VolumeAttachment")
+		e.waiting("phase", "The claim was deleted; reclaim policy Delete applies after detaching (%s).", attached).
+			SetNext(
 				"kube-controller-manager deletes the VolumeAttachments; the attacher detaches the volume; the provisioner deletes it.")
 	default:
-		e.add(Waiting, "phase", "The claim was deleted; reclaim policy Delete applies.").
-			next("The provisioner of driver %s calls DeleteVolume and deletes the PersistentVolume.", e.driver)
+		e.waiting("phase", "The claim was deleted; reclaim policy Delete applies.").
+			SetNext("The provisioner of driver %s calls DeleteVolume and deletes the PersistentVolume.", e.driver)
 	}
 }
 
@@ -144,15 +145,15 @@ func explainAffinity(e *explanation) {
 	names := namesOf(nodes)
 	switch {
 	case len(names) == 0:
-		e.add(Blocked, "node", "No node matches the node affinity of the volume: %s. Its node was deleted, or lacks the label.",
+		e.blocked("node", "No node matches the node affinity of the volume: %s. Its node was deleted, or lacks the label.",
 			selectorText(affinity)).
-			next("Bring the node back, or label it; or delete the claim if its data is lost. See docs/nodecontroller.md for the " +
+			SetNext("Bring the node back, or label it; or delete the claim if its data is lost. See docs/nodecontroller.md for the " +
 				"automatic cleanup.")
 	case !slices.ContainsFunc(nodes, isReady):
-		e.add(Failing, "node", "No node from which the volume is accessible is Ready: %s.", kube.ShortList(names, 5)).
-			next("Bring node %q back. Run `storage-controller explain node %[1]s`.", names[0])
+		e.failing("node", "No node from which the volume is accessible is Ready: %s.", kube.ShortList(names, 5)).
+			SetNext("Bring node %q back. Run `storage-controller explain node %[1]s`.", names[0])
 	default:
-		e.add(Fine, "node", "The volume is accessible from %s: %s.", count(len(names), "node"), kube.ShortList(names, 5))
+		e.ok("node", "The volume is accessible from %s: %s.", finding.Plural(len(names), "node"), kube.ShortList(names, 5))
 	}
 }
 
