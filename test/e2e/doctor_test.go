@@ -146,8 +146,8 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 	d.has("nodes", finding.OK, "registered on 2 of")
 	d.has("topology keys", finding.OK, e.plugin.Name()+"/node")
 	// What only this command would read is not granted, and said to be unknown.
-	d.has("sidecars", finding.Unknown, "forbidden")
-	d.has("csidriver", finding.Unknown, "forbidden")
+	d.has("sidecars", finding.Unknown, "permission denied (list pods). Only this command needs the permission.")
+	d.has("csidriver", finding.Unknown, "permission denied (get csidrivers.storage.k8s.io).")
 
 	fromElsewhere := slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/csi-provisioner"})
 	admin := e.diagnose(0, []string{"POD_NAMESPACE="}, fromElsewhere...)

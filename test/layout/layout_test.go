@@ -65,16 +65,19 @@ var allowed = map[string][]string{
 	"internal/tools/explain": {
 		"attacher", "election", "nodecontroller", "nodecontroller/nodecleanup", "provisioner", "internal/finalizers",
 		"internal/kube", "internal/migration",
-		"internal/topology", "internal/volumerules", "internal/tools/clock", "internal/tools/finding", "internal/tools/statusz", "resizer",
+		"internal/topology", "internal/volumerules", "internal/tools/apiread", "internal/tools/clock", "internal/tools/finding",
+		"internal/tools/statusz", "resizer",
 		"snapshotter", "topolvm",
 	},
 	"internal/tools/audit": {
-		"csiclient", "internal/finalizers", "internal/kube", "internal/migration", "internal/tools/finding", "internal/workloop", "topolvm",
+		"csiclient", "internal/finalizers", "internal/kube", "internal/migration", "internal/tools/apiread", "internal/tools/finding",
+		"internal/workloop", "topolvm",
 	},
 	"internal/tools/doctor": {
 		"csiclient", "internal/kube", "internal/migration", "internal/rbac", "internal/topology", "internal/volumerules",
-		"internal/tools/clock", "internal/tools/finding", "internal/tools/migrate", "nodecontroller/nodecleanup",
+		"internal/tools/apiread", "internal/tools/clock", "internal/tools/finding", "internal/tools/migrate", "nodecontroller/nodecleanup",
 	},
+	"internal/tools/apiread": {"internal/kube", "internal/tools/finding"},
 	"internal/tools/clock":   {},
 	"internal/tools/finding": {"csiclient"},
 	"internal/finalizers":    {"election", "internal/kube"},
@@ -183,7 +186,8 @@ var confined = map[string][]string{
 		"capacity", "resizer", "snapshotter", "test/hostdriver", "test/simulation", "topolvm", "internal/app",
 	},
 	"k8s.io/client-go": {
-		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/audit", "internal/tools/doctor",
+		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/apiread", "internal/tools/audit",
+		"internal/tools/doctor",
 		"internal/tools/explain", "internal/tools/statusz", "internal/kube", "internal/kubetest", "internal/looptest", "internal/rbac",
 		"internal/workloop", "provisioner", "attacher", "capacity", "nodecontroller", "nodecontroller/nodecleanup",
 		"nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/webhook",

@@ -107,13 +107,13 @@ func (a Auditor) Omitted() (omitted []finding.Finding) {
 	switch volumes, nodes := a.Lists(); {
 	case !volumes:
 		omitted = append(omitted, notCompared("volumes",
-			"the driver does not report LIST_VOLUMES: volumes were not compared, only stuck objects were searched"))
+			"The driver does not report LIST_VOLUMES. Volumes were not compared, only stuck objects were searched."))
 	case !nodes:
 		omitted = append(omitted, notCompared("attachments",
-			"the driver does not report LIST_VOLUMES_PUBLISHED_NODES: VolumeAttachments were not compared"))
+			"The driver does not report LIST_VOLUMES_PUBLISHED_NODES. VolumeAttachments were not compared."))
 	}
 	if can := a.Driver.Controller; can.CreateDeleteSnapshot && !can.ListSnapshots && !a.LogicalVolumes {
-		omitted = append(omitted, notCompared("snapshots", "the driver does not report LIST_SNAPSHOTS: snapshots were not compared"))
+		omitted = append(omitted, notCompared("snapshots", "The driver does not report LIST_SNAPSHOTS. Snapshots were not compared."))
 	}
 	return omitted
 }

@@ -100,12 +100,13 @@ func TestLogicalVolumes(t *testing.T) {
 // TestReadLogicalVolumes: without the permission, or without the CustomResourceDefinition, they are not compared.
 func TestReadLogicalVolumes(t *testing.T) {
 	t.Parallel()
-	const notCompared = ": volumes and snapshots were not compared"
+	const notCompared = " Volumes and snapshots were not compared."
 	for status, want := range map[int]struct{ note, err string }{
-		http.StatusOK:                  {},
-		http.StatusForbidden:           {"no permission to list LogicalVolumes" + notCompared, ""},
-		http.StatusNotFound:            {"the cluster does not serve LogicalVolumes of topolvm.io" + notCompared, ""},
-		http.StatusInternalServerError: {"", "listing LogicalVolumes"},
+		http.StatusOK:        {},
+		http.StatusForbidden: {"Cannot list LogicalVolumes: permission denied." + notCompared, ""},
+		http.StatusNotFound:  {"The cluster does not serve LogicalVolumes of topolvm.io." + notCompared, ""},
+		http.StatusInternalServerError: {`Cannot list LogicalVolumes: an error on the server ("unknown") has prevented the request from succeeding.` +
+			notCompared, "listing LogicalVolumes"},
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")

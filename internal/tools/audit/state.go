@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
@@ -73,6 +75,7 @@ type APIReader struct {
 	meta        metadata.Interface
 	dynamic     dynamic.Interface
 	driver      string
+	reader      *apiread.Reader // of the last Read
 	unread      []finding.Finding
 	volumes     int
 	attachments int
@@ -81,7 +84,18 @@ type APIReader struct {
 
 // NewAPIReader returns a reader of the objects of driver.
 func NewAPIReader(client kubernetes.Interface, meta metadata.Interface, dynamic dynamic.Interface, driver string) *APIReader {
-	return &APIReader{client: client, meta: meta, dynamic: dynamic, driver: driver}
+	r := &APIReader{client: client, meta: meta, dynamic: dynamic, driver: driver}
+	r.reset()
+	return r
+}
+
+// readTimeout bounds each request: an API server ends it after this time, too.
+const readTimeout = time.Minute
+
+// reset removes the results of the last Read.
+func (r *APIReader) reset() {
+	r.unread, r.volumes, r.attachments, r.foreign = nil, 0, 0, nil
+	r.reader = apiread.New(readTimeout, func(f finding.Finding) { r.unread = append(r.unread, f) })
 }
 
 // Unread returns findings of severity unknown: the resources that the last Read may not list, and the consequences.
@@ -93,34 +107,42 @@ func (r *APIReader) Counts() (volumes, attachments int) { return r.volumes, r.at
 // Read lists all objects, and first the LogicalVolumes of a driver of TopoLVM. It fails without the permission to list
 // PersistentVolumes; a missing permission for another resource is a finding.
 func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
-	r.unread, r.volumes, r.attachments, r.foreign = nil, 0, 0, nil
+	r.reset()
 	var state ClusterState
 	if err := r.readLogicalVolumes(ctx, &state); err != nil {
 		return state, err
 	}
-	volumes, err := kube.ListAll[*corev1.PersistentVolume](ctx, r.client.CoreV1().PersistentVolumes().List)
-	if apierrors.IsForbidden(err) {
-		return state, fmt.Errorf("listing PersistentVolumes: %w. Grant list on persistentvolumes", err)
+	query := apiread.Query{Topic: "volumes", What: "PersistentVolumes"}
+	volumes, err := list[*corev1.PersistentVolume](ctx, r, query, r.client.CoreV1().PersistentVolumes().List)
+	if err == nil && !volumes.Found {
+		err = fmt.Errorf("listing PersistentVolumes: %w. Grant list on persistentvolumes", volumes.Err)
 	}
 	if err != nil {
-		return state, fmt.Errorf("listing PersistentVolumes: %w", err)
+		return state, err
 	}
-	for _, pv := range volumes {
+	for _, pv := range volumes.Value {
 		if _, _, ok := migration.HandleOf(r.driver, pv); ok {
 			r.volumes++
 		}
 	}
-	state.Volumes = volumes
-	if err := r.readAttachments(ctx, &state); err != nil {
-		return state, err
+	state.Volumes = volumes.Value
+	for _, read := range []func(context.Context, *ClusterState) error{r.readAttachments, r.readClaims, r.readContents, r.readOthers} {
+		if err := read(ctx, &state); err != nil {
+			return state, err
+		}
 	}
-	if err := r.readClaims(ctx, &state); err != nil {
-		return state, err
+	return state, nil
+}
+
+// list reads all objects of a kind. A missing permission is no error.
+func list[T, L runtime.Object](
+	ctx context.Context, r *APIReader, q apiread.Query, request func(context.Context, metav1.ListOptions) (L, error),
+) (apiread.Result[[]T], error) {
+	result := apiread.List[T](ctx, r.reader, q, request)
+	if result.Found || apierrors.IsForbidden(result.Err) {
+		return result, nil
 	}
-	if err := r.readContents(ctx, &state); err != nil {
-		return state, err
-	}
-	return state, r.readOthers(ctx, &state)
+	return result, fmt.Errorf("listing %s: %w", q.What, result.Err)
 }
 
 // readLogicalVolumes reads the LogicalVolumes of a driver of TopoLVM.
@@ -128,37 +150,35 @@ func (r *APIReader) readLogicalVolumes(ctx context.Context, state *ClusterState)
 	if !topolvm.IsDriver(r.driver) {
 		return nil
 	}
-	objects, err := kube.ListAll[*unstructured.Unstructured](ctx, r.dynamic.Resource(topolvm.Resource(r.driver)).List)
-	const consequence = "volumes and snapshots were not compared"
-	if apierrors.IsNotFound(err) {
-		r.unread = append(r.unread, notCompared("volumes", "the cluster does not serve LogicalVolumes of "+r.driver+": "+consequence))
+	query := apiread.Query{Topic: "volumes", What: "LogicalVolumes", Effect: "Volumes and snapshots were not compared."}
+	objects, err := list[*unstructured.Unstructured](ctx, r, query, r.dynamic.Resource(topolvm.Resource(r.driver)).List)
+	switch {
+	case objects.Missing:
+		r.unread = append(r.unread, notCompared(query.Topic, "The cluster does not serve LogicalVolumes of "+r.driver+". "+query.Effect))
 		return nil
-	}
-	if ok, err := r.permitted("volumes", "LogicalVolumes", consequence, err); err != nil || !ok {
+	case err != nil || !objects.Found:
 		return err
 	}
-	state.LogicalVolumes = make([]*topolvm.LogicalVolume, len(objects))
-	for i, object := range objects {
-		state.LogicalVolumes[i] = new(topolvm.LogicalVolume)
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, state.LogicalVolumes[i]); err != nil {
+	state.LogicalVolumes = make([]*topolvm.LogicalVolume, len(objects.Value))
+	for i, object := range objects.Value {
+		if state.LogicalVolumes[i], err = apiread.Decode[topolvm.LogicalVolume](object.Object); err != nil {
 			return fmt.Errorf("reading LogicalVolume %s: %w", object.GetName(), err)
 		}
 	}
 	return nil
 }
 
-// readContents reads the VolumeSnapshotContents of the driver that have a snapshot.
+// readContents reads the VolumeSnapshotContents of the driver that have a snapshot. Without their CRD, every snapshot is without a
+// content.
 func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error {
 	resource := schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
-	contents, err := kube.ListAll[*unstructured.Unstructured](ctx, r.dynamic.Resource(resource).List)
-	if apierrors.IsNotFound(err) { // the CRD is not installed: every snapshot is without a content
-		err = nil
-	}
-	if ok, err := r.permitted("snapshots", "VolumeSnapshotContents", "snapshots were not compared", err); err != nil || !ok {
+	query := apiread.Query{Topic: "snapshots", What: "VolumeSnapshotContents", Effect: "Snapshots were not compared."}
+	contents, err := list[*unstructured.Unstructured](ctx, r, query, r.dynamic.Resource(resource).List)
+	if !contents.Found && !contents.Missing {
 		return err
 	}
 	state.Contents, state.Others, r.foreign = []Content{}, map[string]metav1.Object{}, map[string]string{}
-	for _, c := range contents {
+	for _, c := range contents.Value {
 		driver, _, _ := unstructured.NestedString(c.Object, "spec", "driver")
 		handle, _, _ := unstructured.NestedString(c.Object, "status", "snapshotHandle")
 		if handle == "" { // pre-provisioned
@@ -182,38 +202,35 @@ func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error
 }
 
 func (r *APIReader) readAttachments(ctx context.Context, state *ClusterState) error {
-	attachments, err := kube.ListAll[*storagev1.VolumeAttachment](ctx, r.client.StorageV1().VolumeAttachments().List)
-	if state.Attached, err = r.permitted("attachments", "VolumeAttachments", "attachments were not compared", err); err != nil {
+	query := apiread.Query{Topic: "attachments", What: "VolumeAttachments", Effect: "Attachments were not compared."}
+	attachments, err := list[*storagev1.VolumeAttachment](ctx, r, query, r.client.StorageV1().VolumeAttachments().List)
+	if err != nil {
 		return err
 	}
-	if !state.Attached {
-		state.Unread = append(state.Unread, "VolumeAttachments")
+	if !attachments.Found {
+		state.Unread = append(state.Unread, query.What)
 	}
-	for _, va := range attachments {
+	for _, va := range attachments.Value {
 		if va.Spec.Attacher == r.driver {
 			r.attachments++
 		}
 	}
-	state.Attachments = attachments
-	nodes, err := kube.ListAll[*storagev1.CSINode](ctx, r.client.StorageV1().CSINodes().List)
-	if _, err = r.permitted("attachments", "CSINodes", "attachments without annotation "+annNodeID+" were not compared", err); err != nil {
-		return err
-	}
-	state.NodeIDs = nodeIDs(r.driver, nodes)
-	return nil
+	state.Attachments, state.Attached = attachments.Value, attachments.Found
+	query = apiread.Query{Topic: "attachments", What: "CSINodes",
+		Effect: "Attachments without annotation " + annNodeID + " were not compared."}
+	nodes, err := list[*storagev1.CSINode](ctx, r, query, r.client.StorageV1().CSINodes().List)
+	state.NodeIDs = nodeIDs(r.driver, nodes.Value)
+	return err
 }
 
 func (r *APIReader) readClaims(ctx context.Context, state *ClusterState) error {
-	claims, err := kube.ListAll[*corev1.PersistentVolumeClaim](ctx, r.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List)
-	ok, err := r.permitted(Stuck, "PersistentVolumeClaims", "claims stuck in deletion were not searched", err)
-	if err != nil {
-		return err
+	query := apiread.Query{Topic: Stuck, What: "PersistentVolumeClaims", Effect: "Claims stuck in deletion were not searched."}
+	claims, err := list[*corev1.PersistentVolumeClaim](ctx, r, query, r.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List)
+	if !claims.Found {
+		state.Unread = append(state.Unread, query.What)
 	}
-	if !ok {
-		state.Unread = append(state.Unread, "PersistentVolumeClaims")
-	}
-	state.Claims = claims
-	return nil
+	state.Claims = claims.Value
+	return err
 }
 
 // readOthers reads the metadata of Nodes and VolumeSnapshots with a finalizer of the roles. The one of a VolumeSnapshot is the same
@@ -230,14 +247,12 @@ func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
 		{"Node", strings.ToLower(r.driver) + "/node", corev1.SchemeGroupVersion.WithResource("nodes")},
 		{"VolumeSnapshot", kube.SnapshotProtection, snapshots},
 	} {
-		objects, err := kube.ListAll[*metav1.PartialObjectMetadata](ctx, r.meta.Resource(kind.resource).List)
-		if apierrors.IsNotFound(err) { // the CRD is not installed
-			continue
-		}
-		if _, err = r.permitted(Stuck, kind.name+"s", kind.name+"s stuck in deletion were not searched", err); err != nil {
+		query := apiread.Query{Topic: Stuck, What: kind.name + "s", Effect: kind.name + "s stuck in deletion were not searched."}
+		objects, err := list[*metav1.PartialObjectMetadata](ctx, r, query, r.meta.Resource(kind.resource).List)
+		if err != nil && !objects.Missing { // without the CRD there are none
 			return err
 		}
-		for _, obj := range objects {
+		for _, obj := range objects.Value {
 			uid, foreign := r.foreign[kube.Key(obj)]
 			foreign = foreign && kind.name == "VolumeSnapshot" && (uid == "" || uid == string(obj.UID))
 			if slices.Contains(obj.Finalizers, kind.finalizer) && !foreign {
@@ -246,16 +261,4 @@ func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
 		}
 	}
 	return nil
-}
-
-// permitted turns a missing permission to list a resource into a finding. It returns other errors.
-func (r *APIReader) permitted(topic, resource, consequence string, err error) (ok bool, _ error) {
-	switch {
-	case apierrors.IsForbidden(err):
-		r.unread = append(r.unread, notCompared(topic, fmt.Sprintf("no permission to list %s: %s", resource, consequence)))
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("listing %s: %w", resource, err)
-	}
-	return true, nil
 }

@@ -12,14 +12,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/rbac"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
@@ -27,13 +26,13 @@ import (
 // checkClasses checks the StorageClasses of the driver and their secrets.
 func (e *examination) checkClasses(ctx context.Context) {
 	const name = "storageclasses"
-	all, err := kube.ListAll[*storagev1.StorageClass](ctx, e.client.StorageV1().StorageClasses().List)
-	if err != nil {
-		e.unknown(name, "StorageClasses could not be listed (%s)", reason(err))
+	query := apiread.Query{Topic: name, What: "StorageClasses"}
+	all := apiread.List[*storagev1.StorageClass](ctx, e.reader, query, e.client.StorageV1().StorageClasses().List)
+	if !all.Found {
 		return
 	}
 	var found []string
-	classes := slices.DeleteFunc(all, func(c *storagev1.StorageClass) bool {
+	classes := slices.DeleteFunc(slices.Clone(all.Value), func(c *storagev1.StorageClass) bool {
 		return c.Provisioner != e.driver.Name && c.Provisioner != migration.PluginOf(e.driver.Name)
 	})
 	for _, c := range classes {
@@ -140,15 +139,14 @@ func (e *examination) checkSecretExists(ctx context.Context, class string, s vol
 			s.Purpose, class)
 		return
 	}
-	secrets := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("secrets"))
-	_, err := secrets.Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
+	query := apiread.Query{Topic: name, What: apiread.Name("Secret", s.Namespace, s.Name),
+		Effect: fmt.Sprintf("It is the %s secret of %s.", s.Purpose, class)}
+	secrets := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(s.Namespace)
+	switch read := apiread.Get(ctx, e.reader, query, s.Name, apiread.Metadata(secrets)); {
+	case read.Missing:
 		e.add(name, finding.Warning, "create it, or correct the parameters of the class", "not found; it is the %s secret of %s",
 			s.Purpose, class)
-	case err != nil:
-		e.unknown(name, "%s secret of %s; it could not be read (%s)", s.Purpose, class, reason(err))
-	default:
+	case read.Found:
 		e.ok(name, "exists, %s secret of %s", s.Purpose, class)
 	}
 }

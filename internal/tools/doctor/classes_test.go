@@ -72,8 +72,8 @@ func TestSecretsOfClasses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := &examination{Report: &Report{}, client: cp.Client(), meta: meta, driver: driver, known: true,
-			in: Input{Config: cp.Config(), Impersonate: serviceAccounts + ns + ":stranger"}}
+		e := newExamination(Input{Config: cp.Config(), Impersonate: serviceAccounts + ns + ":stranger"})
+		e.client, e.meta, e.driver, e.known = cp.Client(), meta, driver, true
 		for _, s := range snapshotClasses {
 			e.plan.APIs = append(e.plan.APIs, API{GroupVersion: s.resource.GroupVersion().String()})
 		}

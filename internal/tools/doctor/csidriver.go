@@ -10,25 +10,25 @@ import (
 	"strings"
 
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // checkCSIDriver compares the CSIDriver object with the capabilities of the driver.
 func (e *examination) checkCSIDriver(ctx context.Context) {
 	const name = "csidriver"
-	obj, err := e.client.StorageV1().CSIDrivers().Get(ctx, e.driver.Name, metav1.GetOptions{})
+	query := apiread.Query{Topic: name, What: apiread.Name("CSIDriver", "", e.driver.Name), Effect: onlyThisCommand}
+	read := apiread.Get(ctx, e.reader, query, e.driver.Name, e.client.StorageV1().CSIDrivers().Get)
+	obj := read.Value
 	switch {
-	case apierrors.IsNotFound(err):
+	case read.Missing:
 		e.add(name, finding.Warning, "create it; it belongs to the manifests of the driver",
 			"no CSIDriver object %s: defaults apply (attachRequired=true, storageCapacity=false, podInfoOnMount=false)", e.driver.Name)
 		obj = &storagev1.CSIDriver{}
-	case err != nil:
-		e.unknown(name, "CSIDriver %s could not be read (%s); only this command needs the permission", e.driver.Name, reason(err))
+	case !read.Found:
 		return
 	default:
 		policy := ptr.Deref(obj.Spec.FSGroupPolicy, storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy)

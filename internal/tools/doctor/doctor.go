@@ -18,6 +18,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/rbac"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
@@ -122,15 +123,28 @@ type examination struct {
 	known         bool // the capabilities of the driver are known
 	client        kubernetes.Interface
 	meta          metadata.Interface
+	reader        *apiread.Reader
 	skew          time.Duration // of the local clock; positive if it is ahead
 	versionStatus string        // HTTP status of the response to GET /version
 }
 
-// Run runs all checks. What cannot be checked is unknown, with the reason.
-func Run(ctx context.Context, in Input) Report {
+// readTimeout bounds each request to read objects.
+const readTimeout = 15 * time.Second
+
+// onlyThisCommand is about kinds that the roles need not read.
+const onlyThisCommand = "Only this command needs the permission."
+
+func newExamination(in Input) *examination {
 	e := &examination{in: in, Report: &Report{
 		Version: in.Version, Time: time.Now().UTC().Truncate(time.Second), User: in.Impersonate,
 	}}
+	e.reader = apiread.New(readTimeout, func(f finding.Finding) { e.Findings = append(e.Findings, f) })
+	return e
+}
+
+// Run runs all checks. What cannot be checked is unknown, with the reason.
+func Run(ctx context.Context, in Input) Report {
+	e := newExamination(in)
 	if in.Process != nil {
 		e.adopt(*in.Process)
 	} else {

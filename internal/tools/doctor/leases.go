@@ -10,12 +10,12 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/utils/ptr"
 
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
@@ -34,24 +34,23 @@ func (e *examination) checkLeases(ctx context.Context) {
 // and the same name in other namespaces. Their holders would be active at the same time.
 func (e *examination) checkLease(ctx context.Context, r Role) {
 	name, namespace := "lease "+r.Lease, r.LeaseNamespace
-	lease, err := e.client.CoordinationV1().Leases(namespace).Get(ctx, r.Lease, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		e.unknown(name, "%v", err)
+	get := func(lease string) apiread.Result[*coordinationv1.Lease] {
+		query := apiread.Query{Topic: name, What: apiread.Name("Lease", namespace, lease)}
+		return apiread.Get(ctx, e.reader, query, lease, e.client.CoordinationV1().Leases(namespace).Get)
+	}
+	lease := get(r.Lease)
+	if !lease.Found && !lease.Missing {
 		return
 	}
 	var held []string
 	c := finding.Finding{Topic: name, Severity: finding.OK,
 		Message: fmt.Sprintf("does not exist in namespace %s yet; the first leader creates it", namespace)}
-	if err == nil {
-		c = e.holder(name, lease)
-		if isHeld(lease, e.now()) {
-			held = append(held, describe(lease, e.now()))
-		}
+	if lease.Found {
+		c = e.holder(name, lease.Value)
 	}
-	for _, other := range r.Others {
-		l, err := e.client.CoordinationV1().Leases(namespace).Get(ctx, other, metav1.GetOptions{})
-		if err == nil && isHeld(l, e.now()) {
-			held = append(held, describe(l, e.now()))
+	for _, l := range append([]string{r.Lease}, r.Others...) {
+		if known := get(l); known.Found && isHeld(known.Value, e.now()) {
+			held = append(held, describe(known.Value, e.now()))
 		}
 	}
 	elsewhere, unknown := e.heldElsewhere(ctx, r)
@@ -67,8 +66,8 @@ func (e *examination) checkLease(ctx context.Context, r Role) {
 	case len(held) == 1 && len(elsewhere) == 1:
 		c.Severity, c.Message = finding.Warning, held[0]+", in another namespace: both would be active"
 		c.Next = "set the same --leader-election-namespace, or stop the other one"
-	case unknown != nil && c.Severity == finding.OK:
-		c.Message += "; other namespaces were not checked (" + reason(unknown) + ")"
+	case unknown != "" && c.Severity == finding.OK:
+		c.Message += "; other namespaces were not checked. " + unknown
 	}
 	e.Findings = append(e.Findings, c)
 }
@@ -87,20 +86,21 @@ func (e *examination) holder(name string, lease *coordinationv1.Lease) finding.F
 	return c
 }
 
-// heldElsewhere returns the holders of Leases with the name of that of r in other namespaces.
-func (e *examination) heldElsewhere(ctx context.Context, r Role) (held []string, err error) {
-	list, err := e.client.CoordinationV1().Leases(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, r.Lease).String(),
-	})
-	if err != nil {
-		return nil, err
+// heldElsewhere returns the holders of Leases with the name of that of r in other namespaces, or why they are unknown. Roles may not
+// list them, so that this is no finding of its own.
+func (e *examination) heldElsewhere(ctx context.Context, r Role) (held []string, unknown string) {
+	query := apiread.Query{
+		What:   fmt.Sprintf("Leases named %q in all namespaces", r.Lease),
+		Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, r.Lease).String(),
 	}
-	for _, l := range list.Items {
-		if l.Namespace != r.LeaseNamespace && isHeld(&l, e.now()) {
-			held = append(held, describe(&l, e.now()))
+	reader := e.reader.With(func(f finding.Finding) { unknown = f.Message })
+	leases := apiread.List[*coordinationv1.Lease](ctx, reader, query, e.client.CoordinationV1().Leases(metav1.NamespaceAll).List)
+	for _, l := range leases.Value {
+		if l.Namespace != r.LeaseNamespace && isHeld(l, e.now()) {
+			held = append(held, describe(l, e.now()))
 		}
 	}
-	return held, nil
+	return held, unknown
 }
 
 // isHeld reports whether lease has a holder and has not expired.
@@ -125,12 +125,4 @@ func describe(lease *coordinationv1.Lease, now time.Time) string {
 		return fmt.Sprintf("%s, renewed %s ago", text, age)
 	}
 	return fmt.Sprintf("%s, expired: renewed %s ago for %ds", text, age, ptr.Deref(s.LeaseDurationSeconds, 0))
-}
-
-// reason returns a short form of err.
-func reason(err error) string {
-	if apierrors.IsForbidden(err) {
-		return "forbidden"
-	}
-	return err.Error()
 }

@@ -10,11 +10,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
@@ -25,14 +24,13 @@ func (e *examination) checkLostNodes(ctx context.Context) {
 		return
 	}
 	name := nodecleanup.ConfigMapName(e.driver.Name)
-	cm, err := e.client.CoreV1().ConfigMaps(e.plan.PodNamespace).Get(ctx, name, metav1.GetOptions{})
+	query := apiread.Query{Topic: "lost nodes", What: apiread.Name("ConfigMap", e.plan.PodNamespace, name)}
+	cm := apiread.Get(ctx, e.reader, query, name, e.client.CoreV1().ConfigMaps(e.plan.PodNamespace).Get)
 	switch {
-	case apierrors.IsNotFound(err):
+	case cm.Missing:
 		e.ok("lost nodes", "no ConfigMap %s in namespace %s", name, e.plan.PodNamespace)
-	case err != nil:
-		e.unknown("lost nodes", "ConfigMap %s in namespace %s could not be read (%s)", name, e.plan.PodNamespace, reason(err))
-	default:
-		e.Findings = append(e.Findings, lostNodes(cm, e.driver.Name, e.now())...)
+	case cm.Found:
+		e.Findings = append(e.Findings, lostNodes(cm.Value, e.driver.Name, e.now())...)
 	}
 }
 

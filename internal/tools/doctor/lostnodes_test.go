@@ -61,7 +61,8 @@ func TestLostNodesOfAPlan(t *testing.T) {
 	c := kubetest.Get(t, kubetest.Real())
 	ns := kubetest.Namespace(t, c)
 	check := func(roles ...Role) []finding.Finding {
-		e := &examination{Report: &Report{}, client: c.Client(), plan: Plan{Roles: roles, PodNamespace: ns}}
+		e := newExamination(Input{})
+		e.client, e.plan = c.Client(), Plan{Roles: roles, PodNamespace: ns}
 		e.driver.Name = ns + ".example.com"
 		e.checkLostNodes(t.Context())
 		return e.Findings

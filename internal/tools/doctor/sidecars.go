@@ -12,7 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
@@ -24,18 +24,17 @@ const sidecarsCheck = "sidecars"
 
 // checkSidecars searches the namespace for sidecars that the roles replace.
 func (e *examination) checkSidecars(ctx context.Context) {
-	pods, err := kube.ListAll[*corev1.Pod](ctx, e.client.CoreV1().Pods(e.plan.PodNamespace).List)
-	if err != nil {
-		e.unknown(sidecarsCheck, "pods in namespace %s could not be listed (%s); only this command needs the permission",
-			e.plan.PodNamespace, reason(err))
+	query := apiread.Query{Topic: sidecarsCheck, What: "Pods in namespace " + e.plan.PodNamespace, Effect: onlyThisCommand}
+	pods := apiread.List[*corev1.Pod](ctx, e.reader, query, e.client.CoreV1().Pods(e.plan.PodNamespace).List)
+	if !pods.Found {
 		return
 	}
 	var found []finding.Finding
-	for _, pod := range pods {
+	for _, pod := range pods.Value {
 		found = append(found, e.plan.sidecarsOf(pod)...)
 	}
 	if found == nil {
-		e.ok(sidecarsCheck, "none in namespace %s (pods: %d)", e.plan.PodNamespace, len(pods))
+		e.ok(sidecarsCheck, "none in namespace %s (pods: %d)", e.plan.PodNamespace, len(pods.Value))
 		return
 	}
 	e.Findings = append(e.Findings, found...)

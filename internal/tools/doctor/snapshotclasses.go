@@ -7,12 +7,11 @@ import (
 	"context"
 	"slices"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
@@ -49,15 +48,14 @@ func (e *examination) checkSnapshotClasses(ctx context.Context) {
 		if !slices.ContainsFunc(e.plan.APIs, func(a API) bool { return a.GroupVersion == s.resource.GroupVersion().String() }) {
 			continue
 		}
-		classes, err := kube.ListAll[*unstructured.Unstructured](ctx, client.Resource(s.resource).List)
-		if apierrors.IsNotFound(err) && s.older != "" {
+		query := apiread.Query{Topic: s.resource.Resource, What: s.kind + "es"}
+		classes := apiread.List[*unstructured.Unstructured](ctx, e.reader, query, client.Resource(s.resource).List)
+		if classes.Missing && s.older != "" {
+			query.What += " of " + s.older
 			older := s.resource.GroupResource().WithVersion(s.older)
-			classes, err = kube.ListAll[*unstructured.Unstructured](ctx, client.Resource(older).List)
+			classes = apiread.List[*unstructured.Unstructured](ctx, e.reader, query, client.Resource(older).List)
 		}
-		if err != nil && !apierrors.IsNotFound(err) { // checkAPIs reports a missing CRD
-			e.unknown(s.resource.Resource, "%ses could not be listed (%s)", s.kind, reason(err))
-		}
-		for _, c := range classes {
+		for _, c := range classes.Value { // checkAPIs reports a missing CRD
 			driver, _, _ := unstructured.NestedString(c.Object, "driver")
 			parameters, _, _ := unstructured.NestedStringMap(c.Object, "parameters")
 			prefix := volumerules.ParameterPrefix + string(s.purpose) + "-secret-"

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/topology"
 )
@@ -25,23 +26,23 @@ const maxNames = 5
 // checkNodes checks on which nodes the driver is registered, and its topology there.
 func (e *examination) checkNodes(ctx context.Context) {
 	const name = "nodes"
-	all, err := kube.ListAll[*storagev1.CSINode](ctx, e.client.StorageV1().CSINodes().List)
-	if err != nil {
-		e.unknown(name, "CSINodes could not be listed (%s)", reason(err))
+	query := apiread.Query{Topic: name, What: "CSINodes"}
+	all := apiread.List[*storagev1.CSINode](ctx, e.reader, query, e.client.StorageV1().CSINodes().List)
+	if !all.Found {
 		return
 	}
 	keys := map[string][]string{} // of the driver by node
-	for _, n := range all {
+	for _, n := range all.Value {
 		if d := kube.DriverOnNode(n, e.driver.Name); d != nil {
 			keys[n.Name] = slices.Sorted(slices.Values(d.TopologyKeys))
 		}
 	}
 	if len(keys) == 0 {
 		e.add(name, finding.Warning, "check that the node plugin is running with node-driver-registrar",
-			"the driver is not registered on any node (nodes: %d): no pod can use its volumes", len(all))
+			"the driver is not registered on any node (nodes: %d): no pod can use its volumes", len(all.Value))
 		return
 	}
-	e.ok(name, "the driver is registered on %d of %d", len(keys), len(all))
+	e.ok(name, "the driver is registered on %d of %d", len(keys), len(all.Value))
 	if !e.plan.Topology {
 		return
 	}
@@ -83,13 +84,13 @@ func topologyKeys(keys map[string][]string) finding.Finding {
 // checkLabels checks that the nodes have a label for each topology key. The kubelet sets it.
 func (e *examination) checkLabels(ctx context.Context, keys map[string][]string) {
 	const name = "topology labels"
-	all, err := kube.ListAll[*metav1.PartialObjectMetadata](ctx, e.meta.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List)
-	if err != nil {
-		e.unknown(name, "nodes could not be listed (%s)", reason(err))
+	nodes := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
+	all := apiread.List[*metav1.PartialObjectMetadata](ctx, e.reader, apiread.Query{Topic: name, What: "Nodes"}, nodes.List)
+	if !all.Found {
 		return
 	}
 	var incomplete []string
-	for _, n := range all {
+	for _, n := range all.Value {
 		if _, missing := topology.OfNode(n.Labels, keys[n.Name]); len(missing) > 0 {
 			incomplete = append(incomplete, n.Name)
 		}

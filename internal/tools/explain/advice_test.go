@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
@@ -51,16 +52,16 @@ func TestClassOfAnotherProvisioner(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
-			f.class.value.Provisioner = test.class
+			f.class.Value.Provisioner = test.class
 			if test.owner != "" {
-				f.claim.value.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: test.owner}
+				f.claim.Value.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: test.owner}
 			}
 			e := &explanation{facts: f}
 			explainClass(e)
 			if got := e.worst(); got.Severity != test.want {
 				t.Errorf("got %+v", got)
 			}
-			if got := driverOfClaim(f.claim.value, f.class.value); got != test.driver {
+			if got := driverOfClaim(f.claim.Value, f.class.Value); got != test.driver {
 				t.Errorf("got driver %s", got)
 			}
 		})
@@ -82,8 +83,8 @@ func TestVolumeOfAnotherClaim(t *testing.T) {
 		"reserved in another namespace":   {&corev1.ObjectReference{Namespace: "os", Name: "c"}, finding.Blocked},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &facts{now: now, claim: found(claim),
-				volume: found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{ClaimRef: test.ref}})}
+			f := &facts{now: now, claim: apiread.Found(claim),
+				volume: apiread.Found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{ClaimRef: test.ref}})}
 			e := &explanation{facts: f}
 			explainBinding(e)
 			if got := e.worst(); got.Severity != test.want || strings.Contains(got.Message, "UID )") {
@@ -118,7 +119,7 @@ func TestAttachmentOfAnotherDriver(t *testing.T) {
 			if test.deleted {
 				va.DeletionTimestamp, va.Finalizers = ptr.To(metav1.NewTime(now)), []string{attacher.Finalizer(ebs)}
 			}
-			f := &facts{now: now, driver: ebs, attachment: found(va), volume: found(test.volume)}
+			f := &facts{now: now, driver: ebs, attachment: apiread.Found(va), volume: apiread.Found(test.volume)}
 			e := &explanation{facts: f}
 			explainAttachedVolume(e)
 			got := e.worst()
@@ -133,7 +134,7 @@ func TestAttachmentOfAnotherDriver(t *testing.T) {
 // TestLeaseOfAnOption: a nodecontroller without a holder is only reported if it has work.
 func TestLeaseOfAnOption(t *testing.T) {
 	released := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "l"}}
-	volume := found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{
+	volume := apiread.Found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{
 		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "d"}}}})
 	deleted := &corev1.Node{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: ptr.To(metav1.NewTime(now)), Finalizers: []string{"d/node"}}}
 	for name, test := range map[string]struct {
@@ -144,8 +145,9 @@ func TestLeaseOfAnOption(t *testing.T) {
 		"of a required role":       {facts{volume: volume}, roleProvisioner, finding.Blocked},
 		"of the nodecontroller":    {facts{volume: volume}, roleNodecontroller, finding.Unknown},
 		"a lost node waits for it": {facts{volume: volume, lost: []lostNode{{driver: "d"}}}, roleNodecontroller, finding.Blocked},
-		"a node waits for it":      {facts{node: found(deleted)}, roleNodecontroller, finding.Blocked},
-		"a node that is not deleted": {facts{node: found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Finalizers: []string{"d/node"}}})},
+		"a node waits for it":      {facts{node: apiread.Found(deleted)}, roleNodecontroller, finding.Blocked},
+		"a node that is not deleted": {
+			facts{node: apiread.Found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Finalizers: []string{"d/node"}}})},
 			roleNodecontroller, finding.Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -156,7 +158,7 @@ func TestLeaseOfAnOption(t *testing.T) {
 					lease.Spec.HolderIdentity = ptr.To("pod")
 				}
 				f := test.facts
-				f.leases = []leaseFact{{role: test.role, driver: "d", name: "l", leases: found([]*coordinationv1.Lease{&lease})}}
+				f.leases = []leaseFact{{role: test.role, driver: "d", name: "l", leases: apiread.Found([]*coordinationv1.Lease{&lease})}}
 				e := &explanation{facts: &f}
 				explainLeases(e)
 				got := e.findings
@@ -170,14 +172,14 @@ func TestLeaseOfAnOption(t *testing.T) {
 
 // TestManyAttachmentsFail: the report of a node with thousands of failures stays short.
 func TestManyAttachmentsFail(t *testing.T) {
-	f := &facts{now: now, node: found(&corev1.Node{}), attachments: found([]*storagev1.VolumeAttachment(nil))}
+	f := &facts{now: now, node: apiread.Found(&corev1.Node{}), attachments: apiread.Found([]*storagev1.VolumeAttachment(nil))}
 	for i := range 2500 {
 		message := "too many volumes"
 		if i%2 == 1 {
 			message = fmt.Sprintf("no volume %d", i)
 		}
 		failure := &storagev1.VolumeError{Time: metav1.NewTime(now.Add(-time.Minute)), Message: message}
-		f.attachments.value = append(f.attachments.value, &storagev1.VolumeAttachment{
+		f.attachments.Value = append(f.attachments.Value, &storagev1.VolumeAttachment{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("va-", i)}, Status: storagev1.VolumeAttachmentStatus{AttachError: failure}})
 	}
 	e := &explanation{facts: f}
@@ -220,14 +222,14 @@ func TestNextStepOfFailures(t *testing.T) {
 // TestManyClaims: the report of a pod with many claims stays short.
 func TestManyClaims(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}}
-	f := &facts{pod: found(pod)}
+	f := &facts{pod: apiread.Found(pod)}
 	for i := range 100 {
 		c := claimOf("5Gi")
 		if i%2 == 0 {
-			c.class = result[*storagev1.StorageClass]{missing: true}
-			c.claim.value.Spec.StorageClassName = ptr.To(fmt.Sprint("class-", i))
+			c.class = apiread.Result[*storagev1.StorageClass]{Missing: true}
+			c.claim.Value.Spec.StorageClassName = ptr.To(fmt.Sprint("class-", i))
 		} else {
-			c.claim.value.Spec.VolumeName, c.claim.value.Status.Phase = "pv", corev1.ClaimBound
+			c.claim.Value.Spec.VolumeName, c.claim.Value.Status.Phase = "pv", corev1.ClaimBound
 		}
 		f.podClaims = append(f.podClaims, podClaim{name: fmt.Sprint("c-", i), facts: c})
 	}
@@ -263,7 +265,7 @@ func TestManyPendingPods(t *testing.T) {
 		case 3:
 			pod.Spec.NodeName = "n"
 		}
-		f.pods.value = append(f.pods.value, pod)
+		f.pods.Value = append(f.pods.Value, pod)
 	}
 	e := &explanation{facts: f}
 	explainPendingPods(e)
@@ -285,8 +287,8 @@ func TestSecretsThatCannotBeResolved(t *testing.T) {
 		"${pvc.name}":               "",
 	} {
 		f := claimOf("5Gi")
-		f.class.value.Parameters = map[string]string{prefix + "name": template, prefix + "namespace": "ns"}
-		_, f.secretsErr = volumerules.ResolveSecrets(f.class.value.Parameters, volumerules.SecretScope{Claim: "c", Namespace: "ns"})
+		f.class.Value.Parameters = map[string]string{prefix + "name": template, prefix + "namespace": "ns"}
+		_, f.secretsErr = volumerules.ResolveSecrets(f.class.Value.Parameters, volumerules.SecretScope{Claim: "c", Namespace: "ns"})
 		e := &explanation{facts: f}
 		explainClass(e)
 		if got := e.worst(); !strings.HasPrefix(got.Next, want) || want == "" && got.Severity != finding.OK {
@@ -299,7 +301,7 @@ func TestSecretsThatCannotBeResolved(t *testing.T) {
 func TestMissingSecrets(t *testing.T) {
 	volume := func(phase corev1.PersistentVolumePhase) *facts {
 		f := claimOf("5Gi")
-		f.volume = found(&corev1.PersistentVolume{Status: corev1.PersistentVolumeStatus{Phase: phase}})
+		f.volume = apiread.Found(&corev1.PersistentVolume{Status: corev1.PersistentVolumeStatus{Phase: phase}})
 		return f
 	}
 	expanding := bound(func(*corev1.PersistentVolumeClaim) {})
@@ -314,7 +316,7 @@ func TestMissingSecrets(t *testing.T) {
 		"to delete a volume":          {volume(corev1.VolumeReleased), volumerules.Provisioner, finding.Waiting},
 		"to attach a volume of a driver that does not attach": {func() *facts {
 			f := volume(corev1.VolumeBound)
-			f.csiDriver.value.Spec.AttachRequired = ptr.To(false)
+			f.csiDriver.Value.Spec.AttachRequired = ptr.To(false)
 			return f
 		}(), volumerules.ControllerPublish, finding.Waiting},
 		"to attach a volume":            {volume(corev1.VolumeBound), volumerules.ControllerPublish, finding.Blocked},
@@ -325,7 +327,7 @@ func TestMissingSecrets(t *testing.T) {
 		"to expand a volume at no time": {volume(corev1.VolumeBound), volumerules.NodeExpand, finding.Waiting},
 	} {
 		test.facts.secrets = []secretFact{{purposes: []volumerules.Purpose{test.purpose},
-			object: result[*metav1.PartialObjectMetadata]{missing: true}}}
+			object: apiread.Result[*metav1.PartialObjectMetadata]{Missing: true}}}
 		e := &explanation{facts: test.facts}
 		explainSecrets(e)
 		if got := e.findings; len(got) != 1 || got[0].Severity != test.want || !strings.HasPrefix(got[0].Next, "Create Secret") {

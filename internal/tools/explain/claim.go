@@ -28,7 +28,7 @@ func explainClaim(f *facts) Report {
 
 // explainClaimOfPod explains a claim without its pods.
 func explainClaimOfPod(e *explanation) Report {
-	claim := e.claim.value
+	claim := e.claim.Value
 	explainClaimDeletion(e)
 	if claim.Spec.VolumeName != "" {
 		explainBinding(e)
@@ -57,10 +57,10 @@ func explainClaimOfPod(e *explanation) Report {
 
 // explainVolumeOfClaim runs the checks of the volume that a claim names.
 func explainVolumeOfClaim(e *explanation) {
-	if !e.volume.found {
+	if !e.volume.Found {
 		return
 	}
-	explainCleanUp(e, e.volume.value)
+	explainCleanUp(e, e.volume.Value)
 	explainAffinity(e)
 	explainSecrets(e)
 	if e.driver == "" {
@@ -70,7 +70,7 @@ func explainVolumeOfClaim(e *explanation) {
 
 // explainClaimAttempts reports what a running process works on for the claim.
 func explainClaimAttempts(e *explanation) {
-	claim := e.claim.value
+	claim := e.claim.Value
 	key := claim.Namespace + "/" + claim.Name
 	source := volumerules.Source{Kind: kube.KindClaim, Namespace: claim.Namespace, Name: claim.Name}
 	of := inQueues(key, "claims", "nodecontroller-pvc-finalizer", "nodecontroller-resize-nudge")
@@ -82,7 +82,7 @@ func explainClaimAttempts(e *explanation) {
 
 // nextOfClaim returns the next step of a claim without failures.
 func (f *facts) nextOfClaim() string {
-	switch claim := f.claim.value; {
+	switch claim := f.claim.Value; {
 	case claim.DeletionTimestamp != nil:
 		return finalizersRemoved
 	case claim.Status.Phase == corev1.ClaimBound && !resizing(claim):
@@ -104,8 +104,8 @@ func isAssigned(claim *corev1.PersistentVolumeClaim) bool {
 
 // explainClaimDeletion reports the pods that hold a deleted claim.
 func explainClaimDeletion(e *explanation) {
-	claim := e.claim.value
-	if claim.DeletionTimestamp == nil || !slices.Contains(claim.Finalizers, "kubernetes.io/pvc-protection") || !e.pods.found {
+	claim := e.claim.Value
+	if claim.DeletionTimestamp == nil || !slices.Contains(claim.Finalizers, "kubernetes.io/pvc-protection") || !e.pods.Found {
 		return
 	}
 	const then = "kube-controller-manager removes finalizer kubernetes.io/pvc-protection"
@@ -120,15 +120,15 @@ func explainClaimDeletion(e *explanation) {
 
 // explainBinding reports on the PersistentVolume that a claim names.
 func explainBinding(e *explanation) {
-	claim, name, pv := e.claim.value, e.claim.value.Spec.VolumeName, e.volume.value
+	claim, name, pv := e.claim.Value, e.claim.Value.Spec.VolumeName, e.volume.Value
 	switch {
-	case e.volume.missing && claim.Status.Phase != corev1.ClaimPending && claim.Status.Phase != "":
+	case e.volume.Missing && claim.Status.Phase != corev1.ClaimPending && claim.Status.Phase != "":
 		e.blocked("volume", "PersistentVolume %q of the claim was deleted; the claim is %s.", name, claim.Status.Phase).
 			SetNext("Recreate the claim and restore its data from a backup.")
-	case e.volume.missing:
+	case e.volume.Missing:
 		e.blocked("volume", "PersistentVolume %q (spec.volumeName) not found.", name).
 			SetNext("Create PersistentVolume %q, or recreate the claim without spec.volumeName.", name)
-	case !e.volume.found:
+	case !e.volume.Found:
 	case pv.Spec.ClaimRef != nil && !storagehelpers.IsVolumeBoundToClaim(pv, claim):
 		e.blocked("volume", "PersistentVolume %q (spec.volumeName) is reserved for claim %s.", name, claimText(pv.Spec.ClaimRef)).
 			SetNext("Recreate the claim with another volume, or change spec.claimRef of PersistentVolume %q.", name)
@@ -156,11 +156,11 @@ func claimText(ref *corev1.ObjectReference) string {
 
 // explainCreated reports a PersistentVolume that has the name of the claim's volume, while the claim is not bound.
 func explainCreated(e *explanation) {
-	if !e.volume.found {
+	if !e.volume.Found {
 		return
 	}
-	name, ref := e.volume.value.Name, e.volume.value.Spec.ClaimRef
-	if ref != nil && ref.UID == e.claim.value.UID {
+	name, ref := e.volume.Value.Name, e.volume.Value.Spec.ClaimRef
+	if ref != nil && ref.UID == e.claim.Value.UID {
 		e.waiting("volume", "PersistentVolume %q was created for the claim and is not bound yet.", name).
 			SetNext("kube-controller-manager binds the claim to PersistentVolume %q.", name)
 		return
@@ -171,7 +171,7 @@ func explainCreated(e *explanation) {
 
 // explainIndeterminate reports the finalizer of a CreateVolume without a final response, or whose volume has no PersistentVolume yet.
 func explainIndeterminate(e *explanation) {
-	claim := e.claim.value
+	claim := e.claim.Value
 	if !slices.Contains(claim.Finalizers, kube.ProvisioningFinalizer) {
 		return
 	}
@@ -181,8 +181,8 @@ func explainIndeterminate(e *explanation) {
 	case driver == "":
 		e.waiting("volume", "%s, but the request of CreateVolume is not recorded on it.", finalizer).
 			SetNext("If the provisioner does not remove the finalizer, an event of the claim or the log of the provisioner has the cause.")
-	case e.volume.found && e.volume.value.Spec.ClaimRef != nil && e.volume.value.Spec.ClaimRef.UID == claim.UID:
-		e.waiting("volume", "%s; its PersistentVolume %q exists.", finalizer, e.volume.value.Name).
+	case e.volume.Found && e.volume.Value.Spec.ClaimRef != nil && e.volume.Value.Spec.ClaimRef.UID == claim.UID:
+		e.waiting("volume", "%s; its PersistentVolume %q exists.", finalizer, e.volume.Value.Name).
 			SetNext("The provisioner of driver %s removes the finalizer.", driver)
 	default:
 		e.waiting("volume", "CreateVolume is indeterminate: no final response of driver %s is recorded, so a volume may exist. "+
@@ -201,10 +201,10 @@ func explainAttachments(e *explanation) {
 		e.ok("attachment", "Driver %s does not attach volumes (attachRequired=false in its CSIDriver).", e.driver)
 		return
 	}
-	if len(e.attachments.value) == 0 && e.attachments.found {
+	if len(e.attachments.Value) == 0 && e.attachments.Found {
 		e.ok("attachment", "Not attached: no VolumeAttachment references the volume.")
 	}
-	for _, va := range e.attachments.value {
+	for _, va := range e.attachments.Value {
 		node := va.Spec.NodeName
 		switch failure := lastFailure(va); {
 		case failure != nil:

@@ -21,12 +21,12 @@ func explainDriver(e *explanation) {
 	if e.driver == "" {
 		return
 	}
-	registered := namesOf(slices.DeleteFunc(slices.Clone(e.csiNodes.value), func(n *storagev1.CSINode) bool {
+	registered := namesOf(slices.DeleteFunc(slices.Clone(e.csiNodes.Value), func(n *storagev1.CSINode) bool {
 		return kube.DriverOnNode(n, e.driver) == nil
 	}))
 	slices.Sort(registered)
-	if e.csiDriver.missing {
-		held := slices.ContainsFunc(e.leases, func(l leaseFact) bool { return slices.ContainsFunc(l.leases.value, e.holds) })
+	if e.csiDriver.Missing {
+		held := slices.ContainsFunc(e.leases, func(l leaseFact) bool { return slices.ContainsFunc(l.leases.Value, e.holds) })
 		if len(registered) > 0 || held {
 			e.ok("driver", "CSIDriver %q not found; defaults apply (attachRequired=true, storageCapacity=false).", e.driver)
 		} else {
@@ -35,13 +35,13 @@ func explainDriver(e *explanation) {
 		}
 	}
 	switch {
-	case !e.csiNodes.found:
+	case !e.csiNodes.Found:
 	case len(registered) == 0:
-		e.unknown("driver", "Driver %s is registered on 0 of %s.", e.driver, finding.Plural(len(e.csiNodes.value), "node")).
+		e.unknown("driver", "Driver %s is registered on 0 of %s.", e.driver, finding.Plural(len(e.csiNodes.Value), "node")).
 			SetNext("Check that the node plugin of driver %s runs and registers: `kubectl get csinodes`.", e.driver)
 	default:
 		e.ok("driver", "Driver %s is registered on %d of %s: %s.", e.driver, len(registered),
-			finding.Plural(len(e.csiNodes.value), "node"), kube.ShortList(registered, 5))
+			finding.Plural(len(e.csiNodes.Value), "node"), kube.ShortList(registered, 5))
 	}
 	explainLeases(e)
 }
@@ -49,13 +49,13 @@ func explainDriver(e *explanation) {
 // explainLeases reports the holders of the Leases of all roles that were read.
 func explainLeases(e *explanation) {
 	for _, fact := range e.leases {
-		held := slices.ContainsFunc(fact.leases.value, e.holds)
-		for _, lease := range fact.leases.value {
+		held := slices.ContainsFunc(fact.leases.Value, e.holds)
+		for _, lease := range fact.leases.Value {
 			if !held || e.holds(lease) { // else of a former installation
 				explainHolder(e, fact, lease)
 			}
 		}
-		if !fact.leases.found || len(fact.leases.value) > 0 {
+		if !fact.leases.Found || len(fact.leases.Value) > 0 {
 			continue
 		}
 		const message = "No Lease %q: no %s runs for driver %s, or it runs without --leader-election or with another Lease."
@@ -109,7 +109,7 @@ func (f *facts) isExpired(lease *coordinationv1.Lease) bool {
 // record of a lost node.
 func (f *facts) needsNodecontroller(driver string) bool {
 	finalizer := nodecontroller.NodeFinalizer(driver)
-	if f.node.found && f.node.value.DeletionTimestamp != nil && slices.Contains(f.node.value.Finalizers, finalizer) {
+	if f.node.Found && f.node.Value.DeletionTimestamp != nil && slices.Contains(f.node.Value.Finalizers, finalizer) {
 		return true
 	}
 	return slices.ContainsFunc(f.lost, func(n lostNode) bool { return n.driver == driver && !n.OptedOut })

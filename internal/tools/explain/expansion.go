@@ -57,7 +57,7 @@ func conditionOf(claim *corev1.PersistentVolumeClaim,
 
 // explainExpansion reports how far the expansion of the volume of a bound claim is.
 func explainExpansion(e *explanation) {
-	claim, s := e.claim.value, sizesOf(e.claim.value)
+	claim, s := e.claim.Value, sizesOf(e.claim.Value)
 	target := s.requested
 	if !s.allocated.IsZero() {
 		target = s.allocated
@@ -110,7 +110,7 @@ func explainCondition(e *explanation, kind corev1.PersistentVolumeClaimCondition
 	if infeasible {
 		failed = " is infeasible"
 	}
-	c := conditionOf(e.claim.value, kind)
+	c := conditionOf(e.claim.Value, kind)
 	if c == nil {
 		added := e.failing(topic, "%s%s, and condition %s is not set.", what, failed, kind)
 		added.SetNext("Retries automatically. The events and the log of the %s have the error.", by)
@@ -146,7 +146,7 @@ func (m modification) pending() bool {
 func explainModification(e *explanation) {
 	const modifyError = corev1.PersistentVolumeClaimVolumeModifyVolumeError
 	const inProgress, infeasible = corev1.PersistentVolumeClaimModifyVolumeInProgress, corev1.PersistentVolumeClaimModifyVolumeInfeasible
-	m := modificationOf(e.claim.value)
+	m := modificationOf(e.claim.Value)
 	toAccepted := "Or set spec.volumeAttributesClassName of the claim to a class that the driver accepts"
 	if m.current != "" {
 		toAccepted += ", such as the current one, " + m.current
@@ -158,20 +158,20 @@ func explainModification(e *explanation) {
 		e.waiting("attributes", "The claim requests no VolumeAttributesClass; its status still names %q (%s).", m.target, m.status).
 			SetNext("Nothing is requested of the driver. To clear the status, which may keep VolumeAttributesClass %q from being deleted, "+
 				"set spec.volumeAttributesClassName of the claim to a class that the driver accepts.", m.target)
-	case e.attributes.unserved:
+	case e.attributes.Unserved:
 		e.blocked("attributes", "The cluster does not serve VolumeAttributesClasses in storage.k8s.io/v1.").
 			SetNext("Upgrade Kubernetes, or reset spec.volumeAttributesClassName of the claim.")
-	case e.attributes.missing:
+	case e.attributes.Missing:
 		e.blocked("attributes", "VolumeAttributesClass %q not found.", m.requested).
 			SetNext("Create VolumeAttributesClass %q, or set spec.volumeAttributesClassName of the claim to an existing class.",
 				m.requested)
-	case e.attributes.found && e.attributes.value.DriverName != e.driver:
+	case e.attributes.Found && e.attributes.Value.DriverName != e.driver:
 		e.blocked("attributes", "VolumeAttributesClass %q belongs to driver %q, the volume to %q.", m.requested,
-			e.attributes.value.DriverName, e.driver).SetNext("%s.", strings.Replace(toAccepted, "Or set", "Set", 1))
+			e.attributes.Value.DriverName, e.driver).SetNext("%s.", strings.Replace(toAccepted, "Or set", "Set", 1))
 	case m.status == infeasible && m.target == m.requested:
 		failed := explainCondition(e, modifyError, roleResizer, applying, true)
 		failed.Next += " " + toAccepted + "."
-	case m.status == inProgress && conditionOf(e.claim.value, modifyError) != nil:
+	case m.status == inProgress && conditionOf(e.claim.Value, modifyError) != nil:
 		explainCondition(e, modifyError, roleResizer, applying, false)
 	case m.status == inProgress:
 		e.waiting("attributes", "%s is in progress.", applying).

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -17,7 +18,7 @@ import (
 // bound changes a claim of 5Gi whose volume has 1Gi.
 func bound(change func(*corev1.PersistentVolumeClaim)) *facts {
 	f := claimOf("5Gi")
-	claim := f.claim.value
+	claim := f.claim.Value
 	claim.Spec.VolumeName = "pv"
 	claim.Status.Phase = corev1.ClaimBound
 	claim.Status.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
@@ -128,22 +129,22 @@ func TestModification(t *testing.T) {
 	status := func(s corev1.PersistentVolumeClaimModifyVolumeStatus) *corev1.ModifyVolumeStatus {
 		return &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: "gold", Status: s}
 	}
-	class := func(driver string) result[*storagev1.VolumeAttributesClass] {
-		return found(&storagev1.VolumeAttributesClass{DriverName: driver})
+	class := func(driver string) apiread.Result[*storagev1.VolumeAttributesClass] {
+		return apiread.Found(&storagev1.VolumeAttributesClass{DriverName: driver})
 	}
 	refused := func(s corev1.PersistentVolumeClaimModifyVolumeStatus) func(*corev1.PersistentVolumeClaim) {
 		return withCondition(wants("gold", status(s)), corev1.PersistentVolumeClaimVolumeModifyVolumeError, "iops")
 	}
 	for name, tt := range map[string]struct {
 		change     func(*corev1.PersistentVolumeClaim)
-		class      result[*storagev1.VolumeAttributesClass]
+		class      apiread.Result[*storagev1.VolumeAttributesClass]
 		severity   finding.Severity
 		want, next string
 	}{
 		"nothing to do": {wants("silver", nil), class("d"), finding.OK, "", ""},
 		"requested": {wants("gold", nil), class("d"), finding.Waiting, `requests VolumeAttributesClass "gold", the volume has "silver"`,
 			"ControllerModifyVolume"},
-		"no class": {wants("gold", status("Pending")), result[*storagev1.VolumeAttributesClass]{missing: true}, finding.Blocked,
+		"no class": {wants("gold", status("Pending")), apiread.Result[*storagev1.VolumeAttributesClass]{Missing: true}, finding.Blocked,
 			`"gold" not found`, "Create"},
 		"another driver": {wants("gold", status("Pending")), class("e"), finding.Blocked, `belongs to driver "e", the volume to "d"`,
 			"such as the current one, silver"},
@@ -162,9 +163,10 @@ func TestModification(t *testing.T) {
 		"infeasible, and another is requested": {withCondition(wants("bronze", status("Infeasible")),
 			corev1.PersistentVolumeClaimVolumeModifyVolumeError, "iops"), class("d"), finding.Waiting,
 			`requests VolumeAttributesClass "bronze", the volume has "silver"`, "ControllerModifyVolume"},
-		"no such kind": {wants("gold", nil), result[*storagev1.VolumeAttributesClass]{missing: true, unserved: true}, finding.Blocked,
+		"no such kind": {wants("gold", nil), apiread.Result[*storagev1.VolumeAttributesClass]{Missing: true, Unserved: true},
+			finding.Blocked,
 			"does not serve VolumeAttributesClasses", "Upgrade"},
-		"class is unread": {wants("gold", nil), result[*storagev1.VolumeAttributesClass]{}, finding.Waiting, `"gold"`,
+		"class is unread": {wants("gold", nil), apiread.Result[*storagev1.VolumeAttributesClass]{}, finding.Waiting, `"gold"`,
 			"calls ControllerModifyVolume"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -96,7 +96,7 @@ func nextOf(findings []finding.Finding, rest string) string {
 
 // newestFirst returns the events sorted by the time they were last seen.
 func (f *facts) newestFirst() []*corev1.Event {
-	sorted := slices.Clone(f.events.value)
+	sorted := slices.Clone(f.events.Value)
 	slices.SortStableFunc(sorted, func(a, b *corev1.Event) int {
 		return cmp.Or(lastSeen(b).Compare(lastSeen(a).Time), cmp.Compare(a.Name, b.Name))
 	})
@@ -153,13 +153,13 @@ func explainLastError(e *explanation, role, failed, succeeded string) {
 // again: what the event reports may no longer hold.
 func (f *facts) isOutdated(event *corev1.Event) bool {
 	switch {
-	case event.InvolvedObject.Kind != KindClaim || slices.Contains(f.claim.value.Finalizers, kube.ProvisioningFinalizer):
+	case event.InvolvedObject.Kind != KindClaim || slices.Contains(f.claim.Value.Finalizers, kube.ProvisioningFinalizer):
 		return false // a recorded request does not change with the node
 	case f.waitsForPod():
 		return true
 	}
 	const selectedNode = `"f:` + storagehelpers.AnnSelectedNode + `"`
-	return slices.ContainsFunc(f.claim.value.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
+	return slices.ContainsFunc(f.claim.Value.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
 		return m.Time != nil && m.Time.After(lastSeen(event).Time) && m.FieldsV1 != nil &&
 			strings.Contains(m.FieldsV1.GetRawString(), selectedNode)
 	})

@@ -21,6 +21,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
@@ -83,9 +84,10 @@ func TestWhoHoldsALease(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &explanation{facts: &facts{now: now}}
-			e.leases = []leaseFact{{role: roleProvisioner, driver: "d", name: "l", leases: found([]*coordinationv1.Lease{test.lease})}}
+			e.leases = []leaseFact{{role: roleProvisioner, driver: "d", name: "l",
+				leases: apiread.Found([]*coordinationv1.Lease{test.lease})}}
 			if test.former != nil {
-				e.leases[0].leases.value = append(e.leases[0].leases.value, test.former)
+				e.leases[0].leases.Value = append(e.leases[0].leases.Value, test.former)
 			}
 			explainLeases(e)
 			got := e.findings
@@ -100,12 +102,12 @@ func TestWhoHoldsALease(t *testing.T) {
 func claimOf(size string) *facts {
 	class, requests := "fast", corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}
 	return &facts{now: now, driver: "d",
-		claim: found(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"},
+		claim: apiread.Found(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"},
 			Spec: corev1.PersistentVolumeClaimSpec{
 				StorageClassName: &class, Resources: corev1.VolumeResourceRequirements{Requests: requests},
 			}}),
-		class:     found(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: "d"}),
-		csiDriver: found(&storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)}}),
+		class:     apiread.Found(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: "d"}),
+		csiDriver: apiread.Found(&storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)}}),
 	}
 }
 
@@ -120,7 +122,7 @@ func TestCapacity(t *testing.T) {
 		}
 		return c
 	}
-	node := found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"zone": "a"}}})
+	node := apiread.Found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"zone": "a"}}})
 	for name, test := range map[string]struct {
 		have     []*storagev1.CSIStorageCapacity
 		selected string
@@ -140,7 +142,7 @@ func TestCapacity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
-			if f.capacities = found(test.have); test.selected != "" {
+			if f.capacities = apiread.Found(test.have); test.selected != "" {
 				f.node = node
 			}
 			e := &explanation{facts: f}
@@ -161,7 +163,7 @@ func TestCapacity(t *testing.T) {
 // decoded returns object as a T.
 func decoded[T any](t *testing.T, object map[string]any) *T {
 	t.Helper()
-	typed, err := decode[T](object)
+	typed, err := apiread.Decode[T](object)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,8 +171,8 @@ func decoded[T any](t *testing.T, object map[string]any) *T {
 }
 
 func TestSources(t *testing.T) {
-	grants := func(from string) result[[]*volumerules.Grant] {
-		return found([]*volumerules.Grant{decoded[volumerules.Grant](t, map[string]any{"spec": map[string]any{
+	grants := func(from string) apiread.Result[[]*volumerules.Grant] {
+		return apiread.Found([]*volumerules.Grant{decoded[volumerules.Grant](t, map[string]any{"spec": map[string]any{
 			"from": []any{map[string]any{"group": "", "kind": "PersistentVolumeClaim", "namespace": from}},
 			"to":   []any{map[string]any{"group": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s"}},
 		}})})
@@ -178,18 +180,18 @@ func TestSources(t *testing.T) {
 	object := func(spec, status map[string]any) map[string]any {
 		return map[string]any{"metadata": map[string]any{"name": "s", "namespace": "other", "uid": "u"}, "spec": spec, "status": status}
 	}
-	snapshot := func(ready bool) result[*snapshotv1.VolumeSnapshot] {
-		return found(decoded[snapshotv1.VolumeSnapshot](t,
+	snapshot := func(ready bool) apiread.Result[*snapshotv1.VolumeSnapshot] {
+		return apiread.Found(decoded[snapshotv1.VolumeSnapshot](t,
 			object(nil, map[string]any{"boundVolumeSnapshotContentName": "c", "readyToUse": ready})))
 	}
-	content := func(driver, mode string) result[*snapshotv1.VolumeSnapshotContent] {
+	content := func(driver, mode string) apiread.Result[*snapshotv1.VolumeSnapshotContent] {
 		spec := map[string]any{"driver": driver, "volumeSnapshotRef": map[string]any{"name": "s", "namespace": "other", "uid": "u"}}
 		if mode != "" {
 			spec["sourceVolumeMode"] = mode
 		}
-		return found(decoded[snapshotv1.VolumeSnapshotContent](t, object(spec, map[string]any{"snapshotHandle": "h"})))
+		return apiread.Found(decoded[snapshotv1.VolumeSnapshotContent](t, object(spec, map[string]any{"snapshotHandle": "h"})))
 	}
-	noContent := result[*snapshotv1.VolumeSnapshotContent]{missing: true}
+	noContent := apiread.Result[*snapshotv1.VolumeSnapshotContent]{Missing: true}
 	from := volumerules.Source{Kind: "VolumeSnapshot", Namespace: "other", Name: "s"}
 	for name, test := range map[string]struct {
 		source   sourceFact
@@ -200,7 +202,7 @@ func TestSources(t *testing.T) {
 			`No ReferenceGrant in namespace "other" allows claims of namespace "ns" to use VolumeSnapshot other/s.`},
 		"a grant": {sourceFact{Source: from, grants: grants("ns")}, finding.OK,
 			`A ReferenceGrant in namespace "other" allows the claim`},
-		"no such kind": {sourceFact{Source: from, snapshot: result[*snapshotv1.VolumeSnapshot]{missing: true, unserved: true}},
+		"no such kind": {sourceFact{Source: from, snapshot: apiread.Result[*snapshotv1.VolumeSnapshot]{Missing: true, Unserved: true}},
 			finding.Blocked,
 			"the cluster does not serve this kind"},
 		"no content": {sourceFact{Source: from, snapshot: snapshot(true), content: noContent}, finding.Failing,
@@ -216,7 +218,7 @@ func TestSources(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
-			f.claim.value.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeFilesystem)
+			f.claim.Value.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeFilesystem)
 			f.source = &test.source
 			e := &explanation{facts: f}
 			explainDataSource(e)
@@ -331,7 +333,8 @@ func TestAttempts(t *testing.T) {
 			for _, key := range []string{tt.key, "another"} {
 				loop := workloop.Status{Name: queue, Failing: []workloop.Failing{{Key: key, Error: "forbidden"}}}
 				process := &statusPage{page: statusz.Page{Now: now, Loops: []workloop.Status{loop}}}
-				r := explain(&facts{now: now, driver: "drv", process: process, lost: lost, claim: found(claim), volume: found(pv)})
+				r := explain(&facts{now: now, driver: "drv", process: process, lost: lost, claim: apiread.Found(claim),
+					volume: apiread.Found(pv)})
 				if got := fmt.Sprint(r.Findings); strings.Contains(got, "forbidden") != (key == tt.key) {
 					t.Errorf("%s, %d, key %s: %s", queue, i, key, got)
 				}
@@ -342,8 +345,8 @@ func TestAttempts(t *testing.T) {
 
 // TestNothingKnown explains objects without any other fact.
 func TestNothingKnown(t *testing.T) {
-	f := &facts{now: now, claim: found(&corev1.PersistentVolumeClaim{}), volume: found(&corev1.PersistentVolume{}),
-		attachment: found(&storagev1.VolumeAttachment{}), node: found(&corev1.Node{})}
+	f := &facts{now: now, claim: apiread.Found(&corev1.PersistentVolumeClaim{}), volume: apiread.Found(&corev1.PersistentVolume{}),
+		attachment: apiread.Found(&storagev1.VolumeAttachment{}), node: apiread.Found(&corev1.Node{})}
 	for _, r := range []Report{explainClaim(f), explainVolume(f), explainAttachment(f), explainNode(f, "n"), explainNode(&facts{}, "n")} {
 		if r.Next == "" || r.State == "" || r.Finalizers == nil || r.Events == nil {
 			t.Errorf("got %+v", r)

@@ -19,20 +19,21 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/topolvm"
 	"github.com/storage-controller/storage-controller/topolvm/topolvmtest"
 )
 
 // logicalVolume is "lv" on node "n" with class "ssd": 1Gi, or less than that if it has no LVM volume or is being expanded.
-func logicalVolume(change func(*topolvm.LogicalVolume)) result[*topolvm.LogicalVolume] {
+func logicalVolume(change func(*topolvm.LogicalVolume)) apiread.Result[*topolvm.LogicalVolume] {
 	const gi = 1 << 30
 	lv := &topolvm.LogicalVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "lv", UID: "id", Annotations: map[string]string{}},
 		Spec:       topolvm.Spec{NodeName: "n", Size: gi, DeviceClass: "ssd"}, Status: topolvm.Status{VolumeID: "id", CurrentSize: gi},
 	}
 	change(lv)
-	return found(lv)
+	return apiread.Found(lv)
 }
 
 func waits(lv *topolvm.LogicalVolume) { lv.Status = topolvm.Status{} }
@@ -42,17 +43,17 @@ func deleted(lv *topolvm.LogicalVolume) {
 }
 
 // nodeWith is "n" with a condition Ready and the capacity annotation of a class.
-func nodeWith(ready corev1.ConditionStatus, class string) result[*corev1.Node] {
+func nodeWith(ready corev1.ConditionStatus, class string) apiread.Result[*corev1.Node] {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{"capacity.topolvm.io/" + class: "4096"}}}
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
-	return found(node)
+	return apiread.Found(node)
 }
 
 // TestLogicalVolumes: the findings name what topolvm-node does next, and what keeps it from that.
 func TestLogicalVolumes(t *testing.T) {
 	ready := nodeWith(corev1.ConditionTrue, "ssd")
 	leaving := nodeWith(corev1.ConditionTrue, "ssd")
-	leaving.value.DeletionTimestamp = &metav1.Time{Time: now}
+	leaving.Value.DeletionTimestamp = &metav1.Time{Time: now}
 	failing := func(lv *topolvm.LogicalVolume) { lv.Status.Code, lv.Status.Message = 8, "no space" }
 	released := &corev1.PersistentVolume{Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeReleased},
 		Spec: corev1.PersistentVolumeSpec{PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete}}
@@ -61,9 +62,9 @@ func TestLogicalVolumes(t *testing.T) {
 	pending := &corev1.PersistentVolumeClaim{}
 	pending.Annotations = map[string]string{"volume.kubernetes.io/selected-node": "n"}
 	bound := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v"}}
-	snapshot := &snapshotFact{snapshot: found(&snapshotv1.VolumeSnapshot{})}
-	unserved := result[*topolvm.LogicalVolume]{missing: true, unserved: true}
-	missing := result[*topolvm.LogicalVolume]{missing: true}
+	snapshot := &snapshotFact{snapshot: apiread.Found(&snapshotv1.VolumeSnapshot{})}
+	unserved := apiread.Result[*topolvm.LogicalVolume]{Missing: true, Unserved: true}
+	missing := apiread.Result[*topolvm.LogicalVolume]{Missing: true}
 	lost := &logicalFact{lv: missing, handle: "id"}
 	const works, lv = "Node \"n\" of the LogicalVolume is Ready, and has 4Ki available", "LogicalVolume lv on node n of device class ssd "
 	for name, tt := range map[string]struct {
@@ -90,7 +91,7 @@ func TestLogicalVolumes(t *testing.T) {
 			{Severity: finding.Failing, Message: `Node "n" of the LogicalVolume reports no capacity of its device class.`, Next: "Check that"},
 			{Severity: finding.Waiting, Message: lv, Next: "topolvm-node"}}},
 		"waits for a node that does not exist": {facts{logical: &logicalFact{lv: logicalVolume(waits),
-			node: result[*corev1.Node]{missing: true}}}, []finding.Finding{
+			node: apiread.Result[*corev1.Node]{Missing: true}}}, []finding.Finding{
 			{Severity: finding.Failing, Message: `Node "n" of the LogicalVolume does not exist.`, Next: "Bring the node back"},
 			{Severity: finding.Waiting, Message: lv, Next: "topolvm-node"}}},
 		"waits for a node that is being deleted": {facts{logical: &logicalFact{lv: logicalVolume(waits), node: leaving}}, []finding.Finding{
@@ -121,18 +122,18 @@ func TestLogicalVolumes(t *testing.T) {
 			lv: logicalVolume(func(lv *topolvm.LogicalVolume) { lv.Annotations["topolvm.io/pendingdeletion"] = "true" })}},
 			[]finding.Finding{
 				{Severity: finding.Waiting, Message: "The node cleanup deletes LogicalVolume lv", Next: "The node cleanup"}}},
-		"not requested": {facts{claim: found(pending), logical: &logicalFact{lv: missing}}, []finding.Finding{
+		"not requested": {facts{claim: apiread.Found(pending), logical: &logicalFact{lv: missing}}, []finding.Finding{
 			{Severity: finding.Waiting, Message: `LogicalVolume "" does not exist`}}},
 		"of a snapshot": {facts{snapshot: snapshot, logical: &logicalFact{lv: missing}}, []finding.Finding{
 			{Severity: finding.Waiting, Message: `LogicalVolume "" does not exist`}}},
-		"no PersistentVolume": {facts{claim: found(bound), logical: &logicalFact{lv: missing}}, nil},
+		"no PersistentVolume": {facts{claim: apiread.Found(bound), logical: &logicalFact{lv: missing}}, nil},
 		"lost": {facts{logical: lost}, []finding.Finding{
 			{Severity: finding.Blocked, Message: "No LogicalVolume has the ID id", Next: "Recreate"}}},
 		"a lost snapshot": {facts{snapshot: snapshot, logical: lost}, []finding.Finding{
 			{Severity: finding.Blocked, Message: "No LogicalVolume", Next: "Recreate"}}},
-		"lost, and retained": {facts{volume: found(retained), logical: lost}, []finding.Finding{
+		"lost, and retained": {facts{volume: apiread.Found(retained), logical: lost}, []finding.Finding{
 			{Severity: finding.Blocked, Message: "No LogicalVolume", Next: "Recreate"}}},
-		"deleted, as intended": {facts{volume: found(released), logical: lost}, []finding.Finding{
+		"deleted, as intended": {facts{volume: apiread.Found(released), logical: lost}, []finding.Finding{
 			{Severity: finding.OK, Message: "LogicalVolume with ID id does not exist any more."}}},
 		"no CustomResourceDefinition": {facts{logical: &logicalFact{handle: "id", lv: unserved}}, []finding.Finding{
 			{Severity: finding.Blocked, Message: "The cluster does not serve LogicalVolumes", Next: "Install"}}},
@@ -163,14 +164,14 @@ func TestUnreadableLogicalVolume(t *testing.T) {
 	other := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"uid": "other"}}}
 	unreadable := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"uid": "id"}, "spec": "a text"}}
 	for _, tt := range []struct {
-		all     result[[]*unstructured.Unstructured]
+		all     apiread.Result[[]*unstructured.Unstructured]
 		missing bool
 	}{
-		{found([]*unstructured.Unstructured{other}), true},
-		{found([]*unstructured.Unstructured{unreadable, other}), false},
-		{result[[]*unstructured.Unstructured]{}, false}, // the list failed
+		{apiread.Found([]*unstructured.Unstructured{other}), true},
+		{apiread.Found([]*unstructured.Unstructured{unreadable, other}), false},
+		{apiread.Result[[]*unstructured.Unstructured]{}, false}, // the list failed
 	} {
-		if got := withID(tt.all, "id"); got.missing != tt.missing || got.found {
+		if got := withID(tt.all, "id"); got.Missing != tt.missing || got.Found {
 			t.Errorf("%+v", got)
 		}
 	}

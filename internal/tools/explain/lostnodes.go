@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
@@ -24,11 +25,9 @@ type lostNode struct {
 
 // lostNodes reads the records of all drivers and namespaces.
 func (g *gatherer) lostNodes(ctx context.Context) {
-	request := func(ctx context.Context, o metav1.ListOptions) (*corev1.ConfigMapList, error) {
-		o.LabelSelector = nodecleanup.LabelDriver
-		return g.Kubernetes.CoreV1().ConfigMaps(metav1.NamespaceAll).List(ctx, o)
-	}
-	for _, cm := range list[*corev1.ConfigMap](ctx, g.facts, "cleanup", "ConfigMaps in all namespaces", request).value {
+	query := apiread.Query{Topic: "cleanup", What: "ConfigMaps in all namespaces", Labels: nodecleanup.LabelDriver}
+	all := g.Kubernetes.CoreV1().ConfigMaps(metav1.NamespaceAll)
+	for _, cm := range apiread.List[*corev1.ConfigMap](ctx, g.reader, query, all.List).Value {
 		driver := cm.Labels[nodecleanup.LabelDriver]
 		if cm.Name != nodecleanup.ConfigMapName(driver) {
 			continue

@@ -11,12 +11,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/finalizers"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
@@ -24,27 +24,25 @@ import (
 func (g *gatherer) gatherNode(ctx context.Context) error {
 	f := g.facts
 	name, uid := g.request.Name, g.request.Name // the kubelet writes the name of its node as UID
-	node, err := g.Kubernetes.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	g.node(ctx, name)
 	switch {
-	case err == nil:
-		f.node, uid = found(node), string(node.UID)
-	case apierrors.IsNotFound(err) && !isUnserved(err):
-		f.node = result[*corev1.Node]{missing: true}
-	default:
-		return g.request.wrap(err)
+	case f.node.Found:
+		uid = string(f.node.Value.UID)
+	case !f.node.Missing || f.node.Unserved:
+		return g.request.wrap(f.node.Err)
 	}
-	f.csiNode = g.csiNode(ctx, name)
 	g.listNodes(ctx)
-	f.volumes = list[*corev1.PersistentVolume](ctx, f, "volume", "PersistentVolumes", g.Kubernetes.CoreV1().PersistentVolumes().List)
+	f.volumes = apiread.List[*corev1.PersistentVolume](ctx, g.reader, apiread.Query{Topic: "volume", What: "PersistentVolumes"},
+		g.Kubernetes.CoreV1().PersistentVolumes().List)
 	g.attachments(ctx, func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName == name })
-	if f.node.missing || f.node.value.DeletionTimestamp != nil {
+	if f.node.Missing || f.node.Value.DeletionTimestamp != nil {
 		g.lostNodes(ctx)
 	}
 	// A deleted node is explained as long as another object names it.
-	isNamed := f.csiNode.found || len(f.attachments.value) > 0 || len(f.volumesOfNode(name)) > 0 ||
+	isNamed := f.csiNode.Found || len(f.attachments.Value) > 0 || len(f.volumesOfNode(name)) > 0 ||
 		slices.ContainsFunc(f.lost, func(n lostNode) bool { return n.Node == name || n.Value == name })
-	if f.node.missing && !isNamed {
-		return nodeNotFound(f, g.request, err)
+	if f.node.Missing && !isNamed {
+		return nodeNotFound(f, g.request)
 	}
 	drivers := f.driversOfNode(name)
 	if len(drivers) == 1 {
@@ -59,7 +57,7 @@ func (g *gatherer) gatherNode(ctx context.Context) error {
 
 // nodeNotFound returns the error of a node that does not exist, and that no object names as far as it was read. The volumes of
 // a deleted node may name only its zone.
-func nodeNotFound(f *facts, request Request, err error) error {
+func nodeNotFound(f *facts, request Request) error {
 	var failures, stranded []string
 	for _, unread := range f.unread {
 		failures = append(failures, unread.Message)
@@ -69,12 +67,12 @@ func nodeNotFound(f *facts, request Request, err error) error {
 			"permission",
 			request, strings.Join(failures, " "))
 	}
-	for _, pv := range f.volumes.value {
+	for _, pv := range f.volumes.Value {
 		if requiredAffinity(pv) != nil && len(f.nodesOf(pv)) == 0 {
 			stranded = append(stranded, pv.Name)
 		}
 	}
-	err = request.wrap(err)
+	err := request.wrap(f.node.Err)
 	if stranded == nil {
 		return fmt.Errorf("%w: no object names it", err)
 	}
@@ -86,8 +84,8 @@ func nodeNotFound(f *facts, request Request, err error) error {
 func explainNode(f *facts, name string) Report {
 	drivers := f.driversOfNode(name)
 	e := &explanation{facts: f}
-	node, state := f.node.value, "The node exists"
-	if !f.node.found {
+	node, state := f.node.Value, "The node exists"
+	if !f.node.Found {
 		node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		state = fmt.Sprintf("Node %q not found, but volumes, attachments or a CSINode reference it", name)
 	}
@@ -95,7 +93,7 @@ func explainNode(f *facts, name string) Report {
 	for _, d := range drivers {
 		explainDriverOnNode(e, name, d)
 	}
-	if e.node.found && (e.csiNode.missing || e.csiNode.found && len(e.csiNode.value.Spec.Drivers) == 0) {
+	if e.node.Found && (e.csiNode.Missing || e.csiNode.Found && len(e.csiNode.Value.Spec.Drivers) == 0) {
 		e.unknown("driver", "No CSI driver is registered on the node.").
 			SetNext("If volumes of a driver are needed there, check that its node plugin runs on the node.")
 	}
@@ -119,12 +117,12 @@ func explainNode(f *facts, name string) Report {
 
 // explainPresence reports whether the node exists and is ready, and its taints.
 func explainPresence(e *explanation, name string) {
-	if !e.node.found {
+	if !e.node.Found {
 		e.failing("node", "Node %q not found.", name).
 			SetNext("Bring the node back under the same name, or clean up the volumes that were accessible only from it.")
 		return
 	}
-	for _, c := range e.node.value.Status.Conditions {
+	for _, c := range e.node.Value.Status.Conditions {
 		switch {
 		case c.Type != corev1.NodeReady:
 		case c.Status == corev1.ConditionTrue:
@@ -132,12 +130,12 @@ func explainPresence(e *explanation, name string) {
 		default:
 			added := e.failing("node", "The node has not been Ready for %s: %s", e.age(c.LastTransitionTime.Time),
 				sentence(c.Message))
-			if e.node.value.DeletionTimestamp == nil {
+			if e.node.Value.DeletionTimestamp == nil {
 				added.SetNext("Bring the node back, or delete it if it does not return: until then, the nodecontroller only reports.")
 			}
 		}
 	}
-	for _, t := range e.node.value.Spec.Taints {
+	for _, t := range e.node.Value.Spec.Taints {
 		switch t.Key {
 		case corev1.TaintNodeOutOfService:
 			e.failing("taint", "Taint %s: Kubernetes deletes the pods of the node and detaches its volumes immediately. "+
@@ -155,9 +153,9 @@ func explainPresence(e *explanation, name string) {
 
 // explainDriverOnNode reports the registration of a driver, its volumes on the node and their clean-up.
 func explainDriverOnNode(e *explanation, name, driver string) {
-	if e.node.found {
+	if e.node.Found {
 		explainRegistration(e, driver)
-		if entry := kube.DriverOnNode(e.csiNode.value, driver); entry != nil && entry.Allocatable != nil && entry.Allocatable.Count != nil {
+		if entry := kube.DriverOnNode(e.csiNode.Value, driver); entry != nil && entry.Allocatable != nil && entry.Allocatable.Count != nil {
 			e.ok("driver",
 				"Driver %s: at most %s can be attached to the node.", driver, finding.Plural(int(*entry.Allocatable.Count), "volume"))
 		}
@@ -173,8 +171,8 @@ func explainDriverOnNode(e *explanation, name, driver string) {
 		e.ok("volume", "%s of driver %s accessible only from this node: %s.", finding.Plural(len(names), "volume"), driver,
 			kube.ShortList(names, 5))
 	}
-	if e.node.found {
-		explainOptOut(e, driver, KindNode, e.node.value)
+	if e.node.Found {
+		explainOptOut(e, driver, KindNode, e.node.Value)
 	}
 	for _, n := range e.lost {
 		if n.driver == driver && (n.Node == name || n.Value == name) {
@@ -205,18 +203,18 @@ func explainOptOut(e *explanation, driver, kind string, obj metav1.Object) {
 // explainNodeAttachments reports the VolumeAttachments of the node.
 func explainNodeAttachments(e *explanation, name string) {
 	attached := 0
-	for _, va := range e.attachments.value {
+	for _, va := range e.attachments.Value {
 		if va.Status.Attached {
 			attached++
 		}
 	}
 	failed := explainAttachmentErrors(e)
-	n := len(e.attachments.value)
+	n := len(e.attachments.Value)
 	if n == 0 {
 		return
 	}
 	const message = "%s for node %q: %d attached, %d with errors."
-	if e.node.found {
+	if e.node.Found {
 		e.ok("attachment", message, finding.Plural(n, "VolumeAttachment"), name, attached, failed)
 		return
 	}
@@ -234,7 +232,7 @@ func explainAttachmentErrors(e *explanation) int {
 	type key struct{ operation, message string }
 	attachments, newest, order := map[key][]string{}, map[key]failure{}, []key{}
 	failed := 0
-	for _, va := range e.attachments.value {
+	for _, va := range e.attachments.Value {
 		err := lastFailure(va)
 		if err == nil {
 			continue

@@ -13,9 +13,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
@@ -28,22 +28,20 @@ type podClaim struct {
 
 func (g *gatherer) gatherPod(ctx context.Context) error {
 	f := g.facts
-	pod, err := g.Kubernetes.CoreV1().Pods(g.request.Namespace).Get(ctx, g.request.Name, metav1.GetOptions{})
-	if err != nil {
-		return g.request.wrap(err)
+	f.pod = get(ctx, g, "pod", g.request, g.Kubernetes.CoreV1().Pods(g.request.Namespace).Get)
+	if !f.pod.Found {
+		return g.request.wrap(f.pod.Err)
 	}
-	f.pod = found(pod)
+	pod := f.pod.Value
 	if pod.Spec.NodeName != "" {
 		g.node(ctx, pod.Spec.NodeName)
 	}
 	for _, key := range kube.ClaimsOfPod(pod) {
 		_, name, _ := strings.Cut(key, "/")
-		// Other pods of the claims are not listed.
-		claim := podClaim{name: name, facts: &facts{reads: f.reads, pods: found([]*corev1.Pod{pod})}}
-		reader := gatherer{Clients: g.Clients, facts: claim.facts,
-			request: Request{Kind: KindClaim, Namespace: pod.Namespace, Name: name}}
-		claim.err = reader.gatherClaim(ctx)
-		f.podClaims = append(f.podClaims, claim)
+		claim := g.about(Request{Kind: KindClaim, Namespace: pod.Namespace, Name: name})
+		claim.facts.pods = apiread.Found([]*corev1.Pod{pod}) // other pods of the claim are not listed
+		err := claim.gatherClaim(ctx)
+		f.podClaims = append(f.podClaims, podClaim{name: name, facts: claim.facts, err: err})
 	}
 	g.events(ctx, pod.Namespace, string(pod.UID))
 	return nil
@@ -57,12 +55,12 @@ func hasStarted(pod *corev1.Pod) bool {
 }
 
 func explainPod(f *facts) Report {
-	e, pod := &explanation{facts: f}, f.pod.value
+	e, pod := &explanation{facts: f}, f.pod.Value
 	rest := "Nothing to do: no container waits for a volume."
 	if !hasStarted(pod) {
 		rest = "The kubelet mounts the volumes of the pod and starts its containers."
 		explainStart(e)
-	} else if e.node.missing {
+	} else if e.node.Missing {
 		e.failing("node", "Node %q of the pod not found.", pod.Spec.NodeName).
 			SetNext("Run `storage-controller explain node %s`.", pod.Spec.NodeName)
 	}
@@ -75,15 +73,15 @@ func explainPod(f *facts) Report {
 
 // explainStart reports what a pod without a running container waits for, as far as scheduler and kubelet report it.
 func explainStart(e *explanation) {
-	pod := e.pod.value
+	pod := e.pod.Value
 	switch {
 	case pod.Spec.NodeName == "" && explainUnscheduled(e, pod):
 	case pod.Spec.NodeName == "":
 		e.waiting("node", "The pod is not scheduled.").SetNext("The scheduler selects a node for the pod.")
-	case e.node.missing:
+	case e.node.Missing:
 		e.blocked("node", "Node %q of the pod not found.", pod.Spec.NodeName).
 			SetNext("Delete the pod: it cannot start. Run `storage-controller explain node %s`.", pod.Spec.NodeName)
-	case e.node.found && !isReady(e.node.value):
+	case e.node.Found && !isReady(e.node.Value):
 		e.failing("node", "Node %q of the pod is not Ready.", pod.Spec.NodeName).
 			SetNext("Run `storage-controller explain node %s`.", pod.Spec.NodeName)
 	}
@@ -123,7 +121,7 @@ func explainPodClaims(e *explanation) {
 		explained++
 		for _, f := range findings {
 			shown[f.Message] = true
-			f.Object = objectName(KindClaim, e.pod.value.Namespace, claim.name)
+			f.Object = apiread.Name(KindClaim, e.pod.Value.Namespace, claim.name)
 			e.findings = append(e.findings, f)
 		}
 	}
@@ -132,7 +130,7 @@ func explainPodClaims(e *explanation) {
 	}
 	if len(more) > 0 {
 		e.unknown("claim", "There are findings about %s: %s.", finding.Plural(len(more), "more claim"), kube.ShortList(more, maxClaims)).
-			SetNext("Run `storage-controller explain pvc -n %s %s`.", e.pod.value.Namespace, more[0])
+			SetNext("Run `storage-controller explain pvc -n %s %s`.", e.pod.Value.Namespace, more[0])
 	}
 }
 
@@ -141,22 +139,22 @@ func (c podClaim) findings(pod *explanation) []finding.Finding {
 	e := &explanation{facts: c.facts}
 	switch {
 	case errors.Is(c.err, ErrNotFound):
-		e.blocked("claim", "PersistentVolumeClaim %s/%s not found.", pod.pod.value.Namespace, c.name).
+		e.blocked("claim", "PersistentVolumeClaim %s/%s not found.", pod.pod.Value.Namespace, c.name).
 			SetNext("Create claim %s. That of an ephemeral volume is created by kube-controller-manager.", c.name)
 		return e.findings
 	case c.err != nil:
 		e.unknown("claim", "%s", sentence(c.err.Error()))
 		return e.findings
 	}
-	node := pod.pod.value.Spec.NodeName
+	node := pod.pod.Value.Spec.NodeName
 	isForNode := func(va *storagev1.VolumeAttachment) bool { return va.Spec.NodeName == node }
-	needsAttachment := node != "" && !hasStarted(pod.pod.value) && e.driver != "" && e.volume.found && e.attaches()
-	if needsAttachment && e.attachments.found && !slices.ContainsFunc(e.attachments.value, isForNode) {
-		e.waiting("attachment", "No VolumeAttachment of PersistentVolume %q for node %q.", e.volume.value.Name, node).
+	needsAttachment := node != "" && !hasStarted(pod.pod.Value) && e.driver != "" && e.volume.Found && e.attaches()
+	if needsAttachment && e.attachments.Found && !slices.ContainsFunc(e.attachments.Value, isForNode) {
+		e.waiting("attachment", "No VolumeAttachment of PersistentVolume %q for node %q.", e.volume.Value.Name, node).
 			SetNext("kube-controller-manager creates it, for most access modes after the volume is detached from other nodes.")
 	}
 	report := explainClaimOfPod(e)
-	if e.claim.value.Status.Phase != corev1.ClaimBound {
+	if e.claim.Value.Status.Phase != corev1.ClaimBound {
 		report.Findings = append(report.Findings, finding.Finding{
 			Severity: finding.Waiting, Topic: "claim", Message: report.State, Next: report.Next,
 		})
@@ -169,7 +167,7 @@ const maxPods = 5
 
 // explainPendingPods reports the pods that use a bound claim and have not started.
 func explainPendingPods(e *explanation) {
-	claim := e.claim.value
+	claim := e.claim.Value
 	if claim.Spec.VolumeName == "" {
 		return
 	}

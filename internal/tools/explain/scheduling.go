@@ -20,22 +20,22 @@ import (
 
 // explainScheduling reports the node that the scheduler selected for a claim, and the capacity there.
 func explainScheduling(e *explanation) {
-	selected := e.claim.value.Annotations[storagehelpers.AnnSelectedNode]
+	selected := e.claim.Value.Annotations[storagehelpers.AnnSelectedNode]
 	switch {
 	case e.waitsForPod():
 		explainFirstConsumer(e)
 	case selected == "":
-	case e.node.missing:
+	case e.node.Missing:
 		added := e.failing("node", "Selected node %q not found.", selected)
-		if slices.Contains(e.claim.value.Finalizers, kube.ProvisioningFinalizer) {
+		if slices.Contains(e.claim.Value.Finalizers, kube.ProvisioningFinalizer) {
 			return // see explainIndeterminate
 		}
 		added.SetNext("The provisioner removes the selected node from the claim on its next attempt; the scheduler selects another one.")
-	case e.node.found:
+	case e.node.Found:
 		e.ok("node", "The scheduler selected node %q.", selected)
 		explainRegistration(e, e.driver)
 	}
-	if e.capacities.found {
+	if e.capacities.Found {
 		explainCapacity(e)
 	}
 }
@@ -44,7 +44,7 @@ func explainScheduling(e *explanation) {
 func explainFirstConsumer(e *explanation) {
 	using := e.podsUsing()
 	switch {
-	case !e.pods.found:
+	case !e.pods.Found:
 		e.waiting("node", "No node is selected yet.").SetNext("The scheduler selects a node for the first pod that uses the claim.")
 		return
 	case len(using) == 0:
@@ -97,10 +97,10 @@ func podNames(pods []*corev1.Pod) string {
 
 // explainRegistration reports whether driver is registered on the node, and whether the node has its topology labels.
 func explainRegistration(e *explanation, driver string) {
-	node := e.node.value
-	entry := kube.DriverOnNode(e.csiNode.value, driver)
+	node := e.node.Value
+	entry := kube.DriverOnNode(e.csiNode.Value, driver)
 	switch {
-	case !e.csiNode.found && !e.csiNode.missing:
+	case !e.csiNode.Found && !e.csiNode.Missing:
 		return
 	case entry == nil:
 		e.failing("node", "Driver %s is not registered on node %q (no entry in CSINode).", driver, node.Name).
@@ -118,16 +118,16 @@ func explainRegistration(e *explanation, driver string) {
 
 // explainCapacity compares the published capacity with the request of the claim.
 func explainCapacity(e *explanation) {
-	requested := e.claim.value.Spec.Resources.Requests[corev1.ResourceStorage]
+	requested := e.claim.Value.Spec.Resources.Requests[corev1.ResourceStorage]
 	where := "in the cluster"
-	if e.node.found {
-		where = fmt.Sprintf("for node %q", e.node.value.Name)
+	if e.node.Found {
+		where = fmt.Sprintf("for node %q", e.node.Value.Name)
 	}
 	available, n := e.availableCapacity()
 	switch {
 	case n == 0:
 		e.failing("capacity",
-			"No CSIStorageCapacity of StorageClass %q %s: the scheduler assumes no capacity.", e.class.value.Name, where).
+			"No CSIStorageCapacity of StorageClass %q %s: the scheduler assumes no capacity.", e.class.Value.Name, where).
 			SetNext("Verify that the capacity role runs for driver %s. A topology segment without capacity may have no object.", e.driver)
 	case available.Cmp(requested) < 0:
 		e.failing("capacity",
@@ -144,13 +144,13 @@ func explainCapacity(e *explanation) {
 // availableCapacity returns the largest volume that can be provisioned, on the selected node if there is one, and the
 // number of CSIStorageCapacities that apply.
 func (e *explanation) availableCapacity() (largest resource.Quantity, n int) {
-	for _, c := range e.capacities.value {
+	for _, c := range e.capacities.Value {
 		if c.NodeTopology == nil { // accessible from no node
 			continue
 		}
-		if e.node.found {
+		if e.node.Found {
 			selector, err := metav1.LabelSelectorAsSelector(c.NodeTopology)
-			if err != nil || !selector.Matches(labels.Set(e.node.value.Labels)) {
+			if err != nil || !selector.Matches(labels.Set(e.node.Value.Labels)) {
 				continue
 			}
 		}

@@ -644,13 +644,14 @@ func TestWithoutPermissions(t *testing.T) {
 		return err
 	})
 	s.says(s.text(user, Request{Kind: KindClaim, Namespace: s.ns, Name: "data"}),
-		`unknown  class       Cannot get StorageClass "SCENE-class": permission denied.`,
-		`unknown  node        Cannot get Node "SCENE-node": permission denied.`,
-		`unknown  source      Cannot get VolumeSnapshot SCENE/snap: permission denied.`,
-		`unknown  driver      Cannot get CSIDriver "DRIVER": permission denied.`,
-		`unknown  driver      Cannot list CSINodes: permission denied.`,
+		`unknown  class       Cannot get StorageClass "SCENE-class": permission denied (get storageclasses.storage.k8s.io).`,
+		`unknown  node        Cannot get Node "SCENE-node": permission denied (get nodes).`,
+		`unknown  source      Cannot get VolumeSnapshot SCENE/snap: permission denied (get volumesnapshots.snapshot.storage.k8s.io).`,
+		`unknown  driver      Cannot get CSIDriver "DRIVER": permission denied (get csidrivers.storage.k8s.io).`,
+		`unknown  driver      Cannot list CSINodes: permission denied (list csinodes.storage.k8s.io).`,
 		`unknown  driver      Cannot list Leases named`,
-		"Events, newest first:\n  Cannot list Events about PersistentVolumeClaim SCENE/data in namespace \"SCENE\": permission denied.\n",
+		"Events, newest first:\n  Cannot list Events about PersistentVolumeClaim SCENE/data in namespace \"SCENE\": permission denied "+
+			"(list events).\n",
 		"Next: As far as known: The provisioner of driver DRIVER calls CreateVolume",
 	)
 	_, err = Explain(t.Context(), clientsOf(t, user), Request{Kind: KindVolume, Name: "x"})
@@ -705,11 +706,10 @@ func TestNodeOfAZone(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	pv := s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) { s.onHost(pv, "zone-of-"+s.ns) })
-	f := &facts{reads: map[string]any{}}
-	g := gatherer{Clients: clientsOf(t, s.cp.Config()), request: Request{Kind: KindNode, Name: s.ns + "-gone"}, facts: f}
+	g := newGatherer(clientsOf(t, s.cp.Config()), Request{Kind: KindNode, Name: s.ns + "-gone"})
 	err := g.gatherNode(t.Context())
 	if !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "If the node was deleted, it may be that of a volume") ||
-		!slices.ContainsFunc(f.volumes.value, func(v *corev1.PersistentVolume) bool { return v.Name == pv }) {
+		!slices.ContainsFunc(g.facts.volumes.Value, func(v *corev1.PersistentVolume) bool { return v.Name == pv }) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -761,7 +761,8 @@ func TestReadErrors(t *testing.T) {
 		want, next string
 	}{
 		"no object": {s.cp.Config(), []string{KindClaim, KindVolume, KindAttachment, KindNode}, true, "not found", "Check the name"},
-		"volumes are forbidden": {forbidden, []string{KindNode}, false, "may exist: Cannot list PersistentVolumes: permission denied. ",
+		"volumes are forbidden": {forbidden, []string{KindNode}, false,
+			"may exist: Cannot list PersistentVolumes: permission denied (list persistentvolumes). ",
 			"ask the cluster administrator"},
 		"a web server":  {&rest.Config{Host: web.URL}, []string{KindClaim, KindNode}, false, "not a Kubernetes API server", connection},
 		"not reachable": {away, []string{KindNode}, false, "reading from the API server failed", connection},

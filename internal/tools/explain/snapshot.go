@@ -15,6 +15,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/snapshotter"
 )
@@ -34,42 +35,40 @@ const (
 
 // snapshotFact is a VolumeSnapshot and the objects around it.
 type snapshotFact struct {
-	snapshot result[*snapshotv1.VolumeSnapshot]
-	content  result[*snapshotv1.VolumeSnapshotContent]
-	class    result[*snapshotv1.VolumeSnapshotClass]
+	snapshot apiread.Result[*snapshotv1.VolumeSnapshot]
+	content  apiread.Result[*snapshotv1.VolumeSnapshotContent]
+	class    apiread.Result[*snapshotv1.VolumeSnapshotClass]
 	events   []*corev1.Event // about the content, newest first
 }
 
 func (g *gatherer) gatherSnapshot(ctx context.Context) error {
 	f, s := g.facts, &snapshotFact{}
 	f.snapshot = s
-	client := g.Dynamic.Resource(snapshots).Namespace(g.request.Namespace)
-	snapshot, err := typed[snapshotv1.VolumeSnapshot](client)(ctx, g.request.Name, metav1.GetOptions{})
-	if err != nil {
-		return g.request.wrap(err)
+	s.snapshot = g.snapshot(ctx, "snapshot", g.request.Namespace, g.request.Name)
+	if !s.snapshot.Found {
+		return g.request.wrap(s.snapshot.Err)
 	}
-	s.snapshot = found(snapshot)
+	snapshot := s.snapshot.Value
 	if name := contentOf(snapshot); name != "" {
-		s.content = get(ctx, f, "content", Request{Kind: kindContent, Name: name},
-			typed[snapshotv1.VolumeSnapshotContent](g.Dynamic.Resource(snapshotContents)))
+		s.content = g.content(ctx, "content", name)
 	}
 	if name := ptr.Deref(snapshot.Spec.VolumeSnapshotClassName, ""); name != "" {
-		s.class = get(ctx, f, "class", Request{Kind: kindSnapshotClass, Name: name},
-			typed[snapshotv1.VolumeSnapshotClass](g.Dynamic.Resource(snapshotClasses)))
+		s.class = get(ctx, g, "class", Request{Kind: kindSnapshotClass, Name: name},
+			apiread.Typed[snapshotv1.VolumeSnapshotClass](g.Dynamic.Resource(snapshotClasses)))
 	}
 	if name := ptr.Deref(snapshot.Spec.Source.PersistentVolumeClaimName, ""); name != "" {
 		f.claim = g.claim(ctx, snapshot.Namespace, name)
-		if f.claim.found && f.claim.value.Spec.VolumeName != "" {
-			f.volume = g.volume(ctx, f.claim.value.Spec.VolumeName)
+		if f.claim.Found && f.claim.Value.Spec.VolumeName != "" {
+			f.volume = g.volume(ctx, f.claim.Value.Spec.VolumeName)
 		}
 	}
 	switch {
-	case s.content.found:
-		f.driver = s.content.value.Spec.Driver
-	case s.class.found:
-		f.driver = s.class.value.Driver
-	case f.volume.found:
-		f.driver = migration.DriverOfVolume(f.volume.value)
+	case s.content.Found:
+		f.driver = s.content.Value.Spec.Driver
+	case s.class.Found:
+		f.driver = s.class.Value.Driver
+	case f.volume.Found:
+		f.driver = migration.DriverOfVolume(f.volume.Value)
 	}
 	g.driver(ctx, roleSnapshotter)
 	g.logicalVolume(ctx, "snapshot-"+string(snapshot.UID), s.handle())
@@ -89,8 +88,8 @@ func contentOf(s *snapshotv1.VolumeSnapshot) string {
 
 // handle returns the ID of the snapshot at the driver; "" if it is not known.
 func (s *snapshotFact) handle() string {
-	switch content := s.content.value; {
-	case !s.content.found:
+	switch content := s.content.Value; {
+	case !s.content.Found:
 		return ""
 	case content.Status != nil && ptr.Deref(content.Status.SnapshotHandle, "") != "":
 		return *content.Status.SnapshotHandle
@@ -102,18 +101,18 @@ func (s *snapshotFact) handle() string {
 // contentEvents reads the events of the snapshotter, which are about the content.
 func (g *gatherer) contentEvents(ctx context.Context) {
 	s := g.facts.snapshot
-	if !s.content.found {
+	if !s.content.Found {
 		return
 	}
-	content := s.content.value
-	about := gatherer{Clients: g.Clients, request: Request{Kind: kindContent, Name: content.Name}, facts: &facts{reads: g.facts.reads}}
+	content := s.content.Value
+	about := g.about(Request{Kind: kindContent, Name: content.Name})
 	about.events(ctx, metav1.NamespaceDefault, string(content.UID))
 	s.events = about.facts.newestFirst()
 }
 
 func explainVolumeSnapshot(f *facts) Report {
 	e, s := &explanation{facts: f}, f.snapshot
-	snapshot := s.snapshot.value
+	snapshot := s.snapshot.Value
 	state := "The snapshot is not ready"
 	if snapshot.Status != nil && ptr.Deref(snapshot.Status.ReadyToUse, false) {
 		state = "The snapshot is ready to use"
@@ -128,8 +127,8 @@ func explainVolumeSnapshot(f *facts) Report {
 		explainSnapshotEvents(e)
 	}
 	explainDriver(e)
-	if e.driver != "" && s.content.found {
-		explainProcess(e, []string{"snapshotter"}, inQueues(s.content.value.Name, "csi-snapshotter-content"),
+	if e.driver != "" && s.content.Found {
+		explainProcess(e, []string{"snapshotter"}, inQueues(s.content.Value.Name, "csi-snapshotter-content"),
 			"snapshot-"+string(snapshot.UID))
 	}
 	rest := "The snapshotter of the driver sets the status of the content."
@@ -144,48 +143,48 @@ func explainVolumeSnapshot(f *facts) Report {
 
 // explainSnapshotSource reports on the claim of a dynamic snapshot.
 func explainSnapshotSource(e *explanation) {
-	snapshot := e.snapshot.snapshot.value
+	snapshot := e.snapshot.snapshot.Value
 	name := ptr.Deref(snapshot.Spec.Source.PersistentVolumeClaimName, "")
 	if name == "" || contentOf(snapshot) != "" {
 		return // the snapshot no longer needs the claim
 	}
 	switch {
-	case e.claim.missing:
+	case e.claim.Missing:
 		e.blocked("source", "PersistentVolumeClaim %s/%s not found.", snapshot.Namespace, name).
 			SetNext("Recreate the snapshot with an existing claim.")
-	case e.claim.found && e.claim.value.Status.Phase != corev1.ClaimBound:
+	case e.claim.Found && e.claim.Value.Status.Phase != corev1.ClaimBound:
 		e.waiting("source", "PersistentVolumeClaim %s/%s is %s, not Bound.", snapshot.Namespace, name,
-			cmp.Or(string(e.claim.value.Status.Phase), "new")).
+			cmp.Or(string(e.claim.Value.Status.Phase), "new")).
 			SetNext("The snapshot is created after the claim is bound. Run `storage-controller explain pvc -n %s %s`.", snapshot.Namespace,
 				name)
-	case e.claim.found:
+	case e.claim.Found:
 		e.ok("source", "PersistentVolumeClaim %s/%s is Bound.", snapshot.Namespace, name)
 	}
 }
 
 func explainSnapshotClass(e *explanation) {
 	s := e.snapshot
-	snapshot := s.snapshot.value
+	snapshot := s.snapshot.Value
 	name := ptr.Deref(snapshot.Spec.VolumeSnapshotClassName, "")
 	switch {
 	case snapshot.Spec.Source.VolumeSnapshotContentName != nil:
 	case name == "" && contentOf(snapshot) == "":
 		e.waiting("class", "volumeSnapshotClassName is not set.").
 			SetNext("The snapshot-controller assigns the default VolumeSnapshotClass of the driver, if there is exactly one.")
-	case s.class.missing && s.content.found && s.content.value.Status != nil && s.content.value.Status.SnapshotHandle != nil:
+	case s.class.Missing && s.content.Found && s.content.Value.Status != nil && s.content.Value.Status.SnapshotHandle != nil:
 		e.ok("class", "VolumeSnapshotClass %q not found; the snapshot no longer needs it.", name)
-	case s.class.missing:
+	case s.class.Missing:
 		e.blocked("class", "VolumeSnapshotClass %q not found.", name).
 			SetNext("Create VolumeSnapshotClass %q, or recreate the snapshot with an existing class.", name)
-	case s.class.found:
-		e.ok("class", "VolumeSnapshotClass %q: driver %s, deletionPolicy %s.", name, s.class.value.Driver,
-			s.class.value.DeletionPolicy)
-		if !e.volume.found {
+	case s.class.Found:
+		e.ok("class", "VolumeSnapshotClass %q: driver %s, deletionPolicy %s.", name, s.class.Value.Driver,
+			s.class.Value.DeletionPolicy)
+		if !e.volume.Found {
 			return
 		}
-		if driver := migration.DriverOfVolume(e.volume.value); driver != s.class.value.Driver {
+		if driver := migration.DriverOfVolume(e.volume.Value); driver != s.class.Value.Driver {
 			e.blocked("class", "The volume of the claim belongs to driver %q, VolumeSnapshotClass %q to %q.", driver, name,
-				s.class.value.Driver).SetNext("Recreate the snapshot with a VolumeSnapshotClass of driver %q.", driver)
+				s.class.Value.Driver).SetNext("Recreate the snapshot with a VolumeSnapshotClass of driver %q.", driver)
 		}
 	}
 }
@@ -193,7 +192,7 @@ func explainSnapshotClass(e *explanation) {
 // explainContent reports on the VolumeSnapshotContent, which the snapshotter works on.
 func explainContent(e *explanation) {
 	s := e.snapshot
-	snapshot, content := s.snapshot.value, s.content.value
+	snapshot, content := s.snapshot.Value, s.content.Value
 	name := contentOf(snapshot)
 	switch {
 	case name == "":
@@ -202,13 +201,13 @@ func explainContent(e *explanation) {
 			return
 		}
 		e.waiting("content", "The snapshot has no VolumeSnapshotContent yet.").SetNext("The snapshot-controller creates it. %s", ifNot)
-	case s.content.missing && snapshot.DeletionTimestamp != nil:
+	case s.content.Missing && snapshot.DeletionTimestamp != nil:
 		e.waiting("content", "VolumeSnapshotContent %q was deleted.", name).
 			SetNext("The snapshot-controller removes its finalizers from the snapshot. %s", ifNot)
-	case s.content.missing:
+	case s.content.Missing:
 		e.blocked("content", "VolumeSnapshotContent %q not found.",
 			name).SetNext("Recreate the snapshot, or restore its VolumeSnapshotContent.")
-	case !s.content.found:
+	case !s.content.Found:
 	case content.Spec.VolumeSnapshotRef.UID != "" && content.Spec.VolumeSnapshotRef.UID != snapshot.UID:
 		e.blocked("content", "VolumeSnapshotContent %q is bound to another snapshot, %s/%s with UID %s.", name,
 			content.Spec.VolumeSnapshotRef.Namespace, content.Spec.VolumeSnapshotRef.Name, content.Spec.VolumeSnapshotRef.UID).
@@ -227,7 +226,7 @@ func failureOfSnapshot(err *snapshotv1.VolumeSnapshotError, by string) failure {
 
 // explainSnapshotEvents reports the newest event about the snapshot and about its content that names an obstacle.
 func explainSnapshotEvents(e *explanation) {
-	deleted := e.snapshot.snapshot.value.DeletionTimestamp
+	deleted := e.snapshot.snapshot.Value.DeletionTimestamp
 	explain := func(events []*corev1.Event, object, by string) {
 		i := slices.IndexFunc(events, func(event *corev1.Event) bool {
 			return event.Type != corev1.EventTypeNormal || event.Reason == reasonDeletePending
@@ -242,11 +241,11 @@ func explainSnapshotEvents(e *explanation) {
 		}
 	}
 	explain(e.newestFirst(), "the snapshot", componentSnapshotController)
-	explain(e.snapshot.events, objectName(kindContent, "", contentOf(e.snapshot.snapshot.value)), roleSnapshotter)
+	explain(e.snapshot.events, apiread.Name(kindContent, "", contentOf(e.snapshot.snapshot.Value)), roleSnapshotter)
 }
 
 func explainContentStatus(e *explanation) {
-	content := e.snapshot.content.value
+	content := e.snapshot.content.Value
 	status := content.Status
 	if status == nil {
 		status = &snapshotv1.VolumeSnapshotContentStatus{}
@@ -257,7 +256,7 @@ func explainContentStatus(e *explanation) {
 		e.failed("content", failureOfSnapshot(status.Error, roleSnapshotter), "Last error of VolumeSnapshotContent %q", content.Name)
 	case ptr.Deref(status.ReadyToUse, false):
 		e.ok("content", "VolumeSnapshotContent %q is ready, with snapshot handle %q.", content.Name, handle)
-		if s := e.snapshot.snapshot.value; s.Status == nil || !ptr.Deref(s.Status.ReadyToUse, false) {
+		if s := e.snapshot.snapshot.Value; s.Status == nil || !ptr.Deref(s.Status.ReadyToUse, false) {
 			e.waiting("content", "The status of the snapshot does not show this yet.").
 				SetNext("The snapshot-controller updates it. %s", ifNot)
 		}
@@ -281,10 +280,10 @@ func explainContentStatus(e *explanation) {
 // explainContentDeletion reports what holds a deleted snapshot.
 func explainContentDeletion(e *explanation) {
 	s := e.snapshot
-	content := s.content.value
+	content := s.content.Value
 	_, released := content.Annotations[snapshotter.AnnBeingDeleted]
 	switch {
-	case s.snapshot.value.DeletionTimestamp == nil:
+	case s.snapshot.Value.DeletionTimestamp == nil:
 		e.blocked("content", "VolumeSnapshotContent %q has been Terminating for %s, but the snapshot exists: its data is kept until "+
 			"the snapshot is deleted.", content.Name, e.age(content.DeletionTimestamp.Time)).
 			SetNext("Delete the snapshot, if its data is no longer needed.")

@@ -18,7 +18,7 @@ import (
 const notCSI = "Not a CSI volume: storage-controller does not handle it."
 
 func explainVolume(f *facts) Report {
-	pv := f.volume.value
+	pv := f.volume.Value
 	e := &explanation{facts: f}
 	explainPhase(e)
 	explainCleanUp(e, pv)
@@ -49,7 +49,7 @@ func explainVolume(f *facts) Report {
 
 // explainVolumeAttempts reports what a running process works on for the volume.
 func explainVolumeAttempts(e *explanation) {
-	pv := e.volume.value
+	pv := e.volume.Value
 	of := inQueues(pv.Name, "volumes", "csi-attacher-pv")
 	if e.driver != "" && requiredAffinity(pv) != nil {
 		of[nodecleanup.QueueName] = func(key string) bool { return key == e.driver }
@@ -59,7 +59,7 @@ func explainVolumeAttempts(e *explanation) {
 
 // explainPhase reports the claim of a volume, and who deletes the volume after the claim.
 func explainPhase(e *explanation) {
-	pv := e.volume.value
+	pv := e.volume.Value
 	ref := pv.Spec.ClaimRef
 	switch {
 	case pv.Status.Phase == corev1.VolumeReleased:
@@ -76,7 +76,7 @@ func explainPhase(e *explanation) {
 	case ref == nil:
 		e.waiting("phase",
 			"spec.claimRef is empty.").SetNext("Create a claim that matches; kube-controller-manager binds it.")
-	case e.claim.missing:
+	case e.claim.Missing:
 		e.waiting("phase", "The volume is reserved for claim %s/%s, which does not exist.", ref.Namespace, ref.Name).
 			SetNext("Create claim %s/%s; kube-controller-manager binds it.", ref.Namespace, ref.Name)
 	default:
@@ -87,15 +87,15 @@ func explainPhase(e *explanation) {
 
 // explainBoundVolume reports on the claim of a bound volume.
 func explainBoundVolume(e *explanation, name string) {
-	pv, claim := e.volume.value, e.claim.value
+	pv, claim := e.volume.Value, e.claim.Value
 	after := fmt.Sprintf("reclaim policy %s keeps the volume after the claim is deleted", pv.Spec.PersistentVolumeReclaimPolicy)
 	if pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete {
 		after = "the provisioner deletes the volume after the claim is deleted"
 	}
 	switch {
-	case e.claim.missing, e.claim.found && claim.UID != pv.Spec.ClaimRef.UID:
+	case e.claim.Missing, e.claim.Found && claim.UID != pv.Spec.ClaimRef.UID:
 		e.waiting("phase", "Claim %s was deleted; %s.", name, after).SetNext("kube-controller-manager sets the volume to Released.")
-	case !e.claim.found:
+	case !e.claim.Found:
 	case pv.DeletionTimestamp != nil:
 		e.failing("phase", "The volume is being deleted while claim %s is bound to it.", name).
 			SetNext("Back up the data, then delete claim %s; the PersistentVolume is deleted after the claim.", name)
@@ -109,7 +109,7 @@ func explainBoundVolume(e *explanation, name string) {
 
 // explainReleased reports who deletes a volume whose claim was deleted, and what holds up the deletion.
 func explainReleased(e *explanation) {
-	pv := e.volume.value
+	pv := e.volume.Value
 	by, policy := pv.Annotations[storagehelpers.AnnDynamicallyProvisioned], pv.Spec.PersistentVolumeReclaimPolicy
 	migrated := by != "" && pv.Annotations[storagehelpers.AnnMigratedTo] == e.driver
 	switch {
@@ -124,8 +124,8 @@ func explainReleased(e *explanation) {
 		e.blocked("phase", "The claim was deleted, but no provisioner deletes the volume: annotation %s is %q, not %q.",
 			storagehelpers.AnnDynamicallyProvisioned, by, e.driver).SetNext(
 			"Delete the volume on the storage backend, then delete the PersistentVolume.")
-	case len(e.attachments.value) > 0:
-		attached := finding.Plural(len(e.attachments.value), "VolumeAttachment")
+	case len(e.attachments.Value) > 0:
+		attached := finding.Plural(len(e.attachments.Value), "VolumeAttachment")
 		e.waiting("phase", "The claim was deleted; reclaim policy Delete applies after detaching (%s).", attached).
 			SetNext(
 				"kube-controller-manager deletes the VolumeAttachments; the attacher detaches the volume; the provisioner deletes it.")
@@ -137,8 +137,8 @@ func explainReleased(e *explanation) {
 
 // explainAffinity reports the nodes from which a volume is accessible.
 func explainAffinity(e *explanation) {
-	affinity := requiredAffinity(e.volume.value)
-	if affinity == nil || !e.nodes.found {
+	affinity := requiredAffinity(e.volume.Value)
+	if affinity == nil || !e.nodes.Found {
 		return
 	}
 	nodes := e.nodesMatching(affinity)
