@@ -7,16 +7,15 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/audit"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
@@ -108,27 +107,12 @@ func runAudit(ctx context.Context, c app.Config, cfg audit.Config) (audit.Report
 		a.CSI, a.Driver = csi.Controller(), driver
 	}
 	a.LogicalVolumes = topolvm.IsDriver(a.Driver.Name)
-	client, meta, err := kube.NewClients(kube.ForRole(config, c.Version, "audit", 0, 0))
+	clients, err := apiread.NewClients(kube.ForRole(config, c.Version, "audit", 0, 0))
 	if err != nil {
-		return audit.Report{}, err
+		return audit.Report{}, fmt.Errorf("creating the clients: %w", err)
 	}
-	objects, err := dynamic.NewForConfig(kube.ForCustomResources(kube.ForRole(config, c.Version, "audit", 0, 0)))
-	if err != nil {
-		return audit.Report{}, err
-	}
-	reader := audit.NewAPIReader(client, meta, objects, a.Driver.Name)
-	a.Read = reader.Read
-	report := audit.Report{Driver: a.Driver.Name, Time: time.Now().UTC().Truncate(time.Second), Findings: []audit.Finding{}}
-	found, err := a.Audit(ctx)
-	if err != nil {
-		return audit.Report{}, err
-	}
-	for _, f := range slices.Concat(a.Omitted(), reader.Unread()) {
-		report.Findings = append(report.Findings, audit.Finding{Finding: f})
-	}
-	report.Findings = append(report.Findings, found...)
-	report.Volumes, report.Attachments = reader.Counts()
-	return report, nil
+	a.Read = audit.APIReader{Clients: clients, Driver: a.Driver.Name}.Read
+	return a.Audit(ctx)
 }
 
 // connectOnce connects to the driver within the timeout of cfg.

@@ -140,7 +140,8 @@ var allowed = map[string][]string{
 	"cmd/storage-controller": {
 		"csiclient", "election", "nodecontroller", "nodecontroller/nodecleanup", "provisioner", "internal/app", "internal/kube",
 		"internal/rbac", "internal/settings",
-		"internal/tools/audit", "internal/tools/doctor", "internal/tools/explain", "internal/tools/finding", "internal/tools/migrate",
+		"internal/tools/apiread", "internal/tools/audit", "internal/tools/doctor", "internal/tools/explain", "internal/tools/finding",
+		"internal/tools/migrate",
 		"internal/tools/statusz",
 		"internal/workloop", "topolvm",
 	},

@@ -21,6 +21,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/finalizers"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
@@ -39,12 +40,29 @@ type ClusterState struct {
 	Attached bool
 	// Unread are the kinds of objects that were not read although they may use a volume.
 	Unread []string
+	// NotCompared are findings of severity unknown about objects that were not read.
+	NotCompared []finding.Finding
 	// Contents are the VolumeSnapshotContents of the driver; nil if they are not compared.
 	Contents []Content
 	// LogicalVolumes are those of a driver of TopoLVM, read before the other objects; nil if they are not compared.
 	LogicalVolumes []*topolvm.LogicalVolume
 	// Creating is the number of VolumeSnapshotContents of the driver without a snapshot handle.
 	Creating int
+}
+
+// count returns the numbers of volumes and attachments of driver.
+func (s ClusterState) count(driver string) (volumes, attachments int) {
+	for _, pv := range s.Volumes {
+		if _, _, ok := migration.HandleOf(driver, pv); ok {
+			volumes++
+		}
+	}
+	for _, va := range s.Attachments {
+		if va.Spec.Attacher == driver {
+			attachments++
+		}
+	}
+	return volumes, attachments
 }
 
 // Content is a VolumeSnapshotContent with a snapshot handle.

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
@@ -90,8 +91,8 @@ func TestLogicalVolumes(t *testing.T) {
 			LogicalVolumes: true, Now: func() time.Time { return now },
 			Read: func(context.Context) (ClusterState, error) { return tt.state, nil },
 		}
-		found, err := a.Audit(t.Context())
-		if have := texts(found); err != nil || !slices.Equal(have, tt.want) {
+		report, err := a.Audit(t.Context())
+		if have := texts(report.Findings); err != nil || !slices.Equal(have, tt.want) {
 			t.Errorf("%s: %q, %v, want %q", name, have, err, tt.want)
 		}
 	}
@@ -118,14 +119,15 @@ func TestReadLogicalVolumes(t *testing.T) {
 				`"apiVersion":"topolvm.io/v1","metadata":{"name":"v","uid":"id"},"spec":{"size":"1Gi"},"status":{"currentSize":1024}}]}`)
 		}))
 		defer server.Close()
-		r := NewAPIReader(nil, nil, dynamic.NewForConfigOrDie(&rest.Config{Host: server.URL}), topolvm.Driver)
-		var state ClusterState
-		err := r.readLogicalVolumes(t.Context(), &state)
+		client := dynamic.NewForConfigOrDie(&rest.Config{Host: server.URL})
+		r := newReading(APIReader{Clients: apiread.Clients{Dynamic: client}, Driver: topolvm.Driver})
+		err := r.logicalVolumes(t.Context())
+		state := r.state
 		if (err != nil) != (want.err != "") || err != nil && !strings.Contains(err.Error(), want.err) {
 			t.Errorf("%d: %v", status, err)
 		}
 		got := ""
-		for _, f := range r.Unread() {
+		for _, f := range state.NotCompared {
 			got += f.Message
 		}
 		if got != want.note {

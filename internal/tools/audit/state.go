@@ -17,12 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/topolvm"
@@ -69,74 +65,57 @@ func nodeIDs(driver string, nodes []*storagev1.CSINode) map[string]string {
 	return ids
 }
 
-// APIReader reads the state from the API server. It must not be used concurrently.
+// APIReader reads the state from the API server.
 type APIReader struct {
-	client      kubernetes.Interface
-	meta        metadata.Interface
-	dynamic     dynamic.Interface
-	driver      string
-	reader      *apiread.Reader // of the last Read
-	unread      []finding.Finding
-	volumes     int
-	attachments int
-	foreign     map[string]string // UIDs of the VolumeSnapshots with a content of another driver, by name; "": unknown
-}
-
-// NewAPIReader returns a reader of the objects of driver.
-func NewAPIReader(client kubernetes.Interface, meta metadata.Interface, dynamic dynamic.Interface, driver string) *APIReader {
-	r := &APIReader{client: client, meta: meta, dynamic: dynamic, driver: driver}
-	r.reset()
-	return r
+	apiread.Clients
+	Driver string
 }
 
 // readTimeout bounds each request: an API server ends it after this time, too.
 const readTimeout = time.Minute
 
-// reset removes the results of the last Read.
-func (r *APIReader) reset() {
-	r.unread, r.volumes, r.attachments, r.foreign = nil, 0, 0, nil
-	r.reader = apiread.New(readTimeout, func(f finding.Finding) { r.unread = append(r.unread, f) })
-}
-
-// Unread returns findings of severity unknown: the resources that the last Read may not list, and the consequences.
-func (r *APIReader) Unread() []finding.Finding { return r.unread }
-
-// Counts returns the numbers of volumes and attachments of the driver in the last Read.
-func (r *APIReader) Counts() (volumes, attachments int) { return r.volumes, r.attachments }
-
 // Read lists all objects, and first the LogicalVolumes of a driver of TopoLVM. It fails without the permission to list
 // PersistentVolumes; a missing permission for another resource is a finding.
-func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
-	r.reset()
-	var state ClusterState
-	if err := r.readLogicalVolumes(ctx, &state); err != nil {
-		return state, err
+func (a APIReader) Read(ctx context.Context) (ClusterState, error) {
+	r := newReading(a)
+	if err := r.logicalVolumes(ctx); err != nil {
+		return r.state, err
 	}
 	query := apiread.Query{Topic: "volumes", What: "PersistentVolumes"}
-	volumes, err := list[*corev1.PersistentVolume](ctx, r, query, r.client.CoreV1().PersistentVolumes().List)
+	volumes, err := list[*corev1.PersistentVolume](ctx, r, query, r.Kubernetes.CoreV1().PersistentVolumes().List)
 	if err == nil && !volumes.Found {
 		err = fmt.Errorf("listing PersistentVolumes: %w. Grant list on persistentvolumes", volumes.Err)
 	}
 	if err != nil {
-		return state, err
+		return r.state, err
 	}
-	for _, pv := range volumes.Value {
-		if _, _, ok := migration.HandleOf(r.driver, pv); ok {
-			r.volumes++
+	r.state.Volumes = volumes.Value
+	for _, read := range []func(context.Context) error{r.attachments, r.claims, r.contents, r.others} {
+		if err := read(ctx); err != nil {
+			return r.state, err
 		}
 	}
-	state.Volumes = volumes.Value
-	for _, read := range []func(context.Context, *ClusterState) error{r.readAttachments, r.readClaims, r.readContents, r.readOthers} {
-		if err := read(ctx, &state); err != nil {
-			return state, err
-		}
-	}
-	return state, nil
+	return r.state, nil
+}
+
+// reading is one [APIReader.Read].
+type reading struct {
+	APIReader
+	reader  *apiread.Reader
+	state   ClusterState
+	foreign map[string]string // UIDs of the VolumeSnapshots with a content of another driver, by name; "": unknown
+}
+
+func newReading(a APIReader) *reading {
+	r := &reading{APIReader: a, foreign: map[string]string{}}
+	r.state.Others = map[string]metav1.Object{}
+	r.reader = apiread.New(readTimeout, func(f finding.Finding) { r.state.NotCompared = append(r.state.NotCompared, f) })
+	return r
 }
 
 // list reads all objects of a kind. A missing permission is no error.
 func list[T, L runtime.Object](
-	ctx context.Context, r *APIReader, q apiread.Query, request func(context.Context, metav1.ListOptions) (L, error),
+	ctx context.Context, r *reading, q apiread.Query, request func(context.Context, metav1.ListOptions) (L, error),
 ) (apiread.Result[[]T], error) {
 	result := apiread.List[T](ctx, r.reader, q, request)
 	if result.Found || apierrors.IsForbidden(result.Err) {
@@ -145,110 +124,102 @@ func list[T, L runtime.Object](
 	return result, fmt.Errorf("listing %s: %w", q.What, result.Err)
 }
 
-// readLogicalVolumes reads the LogicalVolumes of a driver of TopoLVM.
-func (r *APIReader) readLogicalVolumes(ctx context.Context, state *ClusterState) error {
-	if !topolvm.IsDriver(r.driver) {
+// logicalVolumes reads the LogicalVolumes of a driver of TopoLVM.
+func (r *reading) logicalVolumes(ctx context.Context) error {
+	if !topolvm.IsDriver(r.Driver) {
 		return nil
 	}
 	query := apiread.Query{Topic: "volumes", What: "LogicalVolumes", Effect: "Volumes and snapshots were not compared."}
-	objects, err := list[*unstructured.Unstructured](ctx, r, query, r.dynamic.Resource(topolvm.Resource(r.driver)).List)
+	objects, err := list[*unstructured.Unstructured](ctx, r, query, r.Dynamic.Resource(topolvm.Resource(r.Driver)).List)
 	switch {
 	case objects.Missing:
-		r.unread = append(r.unread, notCompared(query.Topic, "The cluster does not serve LogicalVolumes of "+r.driver+". "+query.Effect))
+		r.state.NotCompared = append(r.state.NotCompared,
+			notCompared(query.Topic, "The cluster does not serve LogicalVolumes of "+r.Driver+". "+query.Effect))
 		return nil
 	case err != nil || !objects.Found:
 		return err
 	}
-	state.LogicalVolumes = make([]*topolvm.LogicalVolume, len(objects.Value))
+	r.state.LogicalVolumes = make([]*topolvm.LogicalVolume, len(objects.Value))
 	for i, object := range objects.Value {
-		if state.LogicalVolumes[i], err = apiread.Decode[topolvm.LogicalVolume](object.Object); err != nil {
+		if r.state.LogicalVolumes[i], err = apiread.Decode[topolvm.LogicalVolume](object.Object); err != nil {
 			return fmt.Errorf("reading LogicalVolume %s: %w", object.GetName(), err)
 		}
 	}
 	return nil
 }
 
-// readContents reads the VolumeSnapshotContents of the driver that have a snapshot. Without their CRD, every snapshot is without a
+// contents reads the VolumeSnapshotContents of the driver that have a snapshot. Without their CRD, every snapshot is without a
 // content.
-func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error {
-	resource := schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
+func (r *reading) contents(ctx context.Context) error {
 	query := apiread.Query{Topic: "snapshots", What: "VolumeSnapshotContents", Effect: "Snapshots were not compared."}
-	contents, err := list[*unstructured.Unstructured](ctx, r, query, r.dynamic.Resource(resource).List)
+	contents, err := list[*unstructured.Unstructured](ctx, r, query, r.Dynamic.Resource(apiread.SnapshotContents).List)
 	if !contents.Found && !contents.Missing {
 		return err
 	}
-	state.Contents, state.Others, r.foreign = []Content{}, map[string]metav1.Object{}, map[string]string{}
+	r.state.Contents = []Content{}
 	for _, c := range contents.Value {
 		driver, _, _ := unstructured.NestedString(c.Object, "spec", "driver")
 		handle, _, _ := unstructured.NestedString(c.Object, "status", "snapshotHandle")
 		if handle == "" { // pre-provisioned
 			handle, _, _ = unstructured.NestedString(c.Object, "spec", "source", "snapshotHandle")
 		}
-		if driver != r.driver {
+		if driver != r.Driver {
 			namespace, _, _ := unstructured.NestedString(c.Object, "spec", "volumeSnapshotRef", "namespace")
 			name, _, _ := unstructured.NestedString(c.Object, "spec", "volumeSnapshotRef", "name")
 			uid, _, _ := unstructured.NestedString(c.Object, "spec", "volumeSnapshotRef", "uid")
 			r.foreign[namespace+"/"+name] = uid
 			continue
 		}
-		state.Others["VolumeSnapshotContent "+c.GetName()] = c
+		r.state.Others["VolumeSnapshotContent "+c.GetName()] = c
 		if handle == "" {
-			state.Creating++
+			r.state.Creating++
 			continue
 		}
-		state.Contents = append(state.Contents, Content{c.GetName(), string(c.GetUID()), handle})
+		r.state.Contents = append(r.state.Contents, Content{c.GetName(), string(c.GetUID()), handle})
 	}
 	return nil
 }
 
-func (r *APIReader) readAttachments(ctx context.Context, state *ClusterState) error {
+func (r *reading) attachments(ctx context.Context) error {
 	query := apiread.Query{Topic: "attachments", What: "VolumeAttachments", Effect: "Attachments were not compared."}
-	attachments, err := list[*storagev1.VolumeAttachment](ctx, r, query, r.client.StorageV1().VolumeAttachments().List)
+	attachments, err := list[*storagev1.VolumeAttachment](ctx, r, query, r.Kubernetes.StorageV1().VolumeAttachments().List)
 	if err != nil {
 		return err
 	}
 	if !attachments.Found {
-		state.Unread = append(state.Unread, query.What)
+		r.state.Unread = append(r.state.Unread, query.What)
 	}
-	for _, va := range attachments.Value {
-		if va.Spec.Attacher == r.driver {
-			r.attachments++
-		}
-	}
-	state.Attachments, state.Attached = attachments.Value, attachments.Found
+	r.state.Attachments, r.state.Attached = attachments.Value, attachments.Found
 	query = apiread.Query{Topic: "attachments", What: "CSINodes",
 		Effect: "Attachments without annotation " + annNodeID + " were not compared."}
-	nodes, err := list[*storagev1.CSINode](ctx, r, query, r.client.StorageV1().CSINodes().List)
-	state.NodeIDs = nodeIDs(r.driver, nodes.Value)
+	nodes, err := list[*storagev1.CSINode](ctx, r, query, r.Kubernetes.StorageV1().CSINodes().List)
+	r.state.NodeIDs = nodeIDs(r.Driver, nodes.Value)
 	return err
 }
 
-func (r *APIReader) readClaims(ctx context.Context, state *ClusterState) error {
+func (r *reading) claims(ctx context.Context) error {
 	query := apiread.Query{Topic: Stuck, What: "PersistentVolumeClaims", Effect: "Claims stuck in deletion were not searched."}
-	claims, err := list[*corev1.PersistentVolumeClaim](ctx, r, query, r.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List)
+	claims, err := list[*corev1.PersistentVolumeClaim](ctx, r, query,
+		r.Kubernetes.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List)
 	if !claims.Found {
-		state.Unread = append(state.Unread, query.What)
+		r.state.Unread = append(r.state.Unread, query.What)
 	}
-	state.Claims = claims.Value
+	r.state.Claims = claims.Value
 	return err
 }
 
-// readOthers reads the metadata of Nodes and VolumeSnapshots with a finalizer of the roles. The one of a VolumeSnapshot is the same
+// others reads the metadata of Nodes and VolumeSnapshots with a finalizer of the roles. The one of a VolumeSnapshot is the same
 // for all drivers.
-func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
-	if state.Others == nil { // without VolumeSnapshotContents
-		state.Others = map[string]metav1.Object{}
-	}
-	snapshots := schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}
+func (r *reading) others(ctx context.Context) error {
 	for _, kind := range []struct {
 		name, finalizer string
 		resource        schema.GroupVersionResource
 	}{
-		{"Node", strings.ToLower(r.driver) + "/node", corev1.SchemeGroupVersion.WithResource("nodes")},
-		{"VolumeSnapshot", kube.SnapshotProtection, snapshots},
+		{"Node", strings.ToLower(r.Driver) + "/node", corev1.SchemeGroupVersion.WithResource("nodes")},
+		{"VolumeSnapshot", kube.SnapshotProtection, apiread.Snapshots},
 	} {
 		query := apiread.Query{Topic: Stuck, What: kind.name + "s", Effect: kind.name + "s stuck in deletion were not searched."}
-		objects, err := list[*metav1.PartialObjectMetadata](ctx, r, query, r.meta.Resource(kind.resource).List)
+		objects, err := list[*metav1.PartialObjectMetadata](ctx, r, query, r.Metadata.Resource(kind.resource).List)
 		if err != nil && !objects.Missing { // without the CRD there are none
 			return err
 		}
@@ -256,7 +227,7 @@ func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
 			uid, foreign := r.foreign[kube.Key(obj)]
 			foreign = foreign && kind.name == "VolumeSnapshot" && (uid == "" || uid == string(obj.UID))
 			if slices.Contains(obj.Finalizers, kind.finalizer) && !foreign {
-				state.Others[kind.name+" "+kube.Key(obj)] = obj
+				r.state.Others[kind.name+" "+kube.Key(obj)] = obj
 			}
 		}
 	}

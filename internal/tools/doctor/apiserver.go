@@ -18,9 +18,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/clock"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
@@ -44,17 +44,14 @@ func (e *examination) connect(ctx context.Context) bool {
 		return fail("check the address, the network policies of the pod and the certificate of the API server",
 			"%s does not answer: %v", host, err)
 	}
-	if e.client, err = kubernetes.NewForConfig(e.in.Config); err == nil {
-		e.meta, err = metadata.NewForConfig(e.in.Config)
-	}
-	if err != nil {
+	if e.Clients, err = apiread.NewClients(e.in.Config); err != nil {
 		return fail("check the kubeconfig", "creating the client: %v", err)
 	}
 	described := "version " + version
 	if version == "" {
 		described = fmt.Sprintf("version unknown (/version returns %s)", e.versionStatus)
 	}
-	reviews := e.client.AuthenticationV1().SelfSubjectReviews()
+	reviews := e.Kubernetes.AuthenticationV1().SelfSubjectReviews()
 	review, err := reviews.Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	user := ""
 	if err == nil {
@@ -123,7 +120,7 @@ func (e *examination) reviewsAccess(ctx context.Context) bool {
 	ask := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
 		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "get", Resource: "nodes"},
 	}}
-	review, err := e.client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, ask, metav1.CreateOptions{})
+	review, err := e.Kubernetes.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, ask, metav1.CreateOptions{})
 	return err == nil && review.Spec.ResourceAttributes != nil || isRefusal(err)
 }
 
@@ -168,7 +165,7 @@ func (e *examination) now() time.Time { return time.Now().Add(-e.skew) }
 func (e *examination) checkAPIs() {
 	for _, a := range e.plan.APIs {
 		name := "api " + a.Resource
-		served, err := firstServed(e.client, a.Resource, a.GroupVersion, a.Older)
+		served, err := firstServed(e.Kubernetes, a.Resource, a.GroupVersion, a.Older)
 		switch {
 		case err != nil:
 			e.unknown(name, "reading the resources of %s: %v", a.GroupVersion, err)

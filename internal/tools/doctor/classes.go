@@ -27,7 +27,7 @@ import (
 func (e *examination) checkClasses(ctx context.Context) {
 	const name = "storageclasses"
 	query := apiread.Query{Topic: name, What: "StorageClasses"}
-	all := apiread.List[*storagev1.StorageClass](ctx, e.reader, query, e.client.StorageV1().StorageClasses().List)
+	all := apiread.List[*storagev1.StorageClass](ctx, e.reader, query, e.Kubernetes.StorageV1().StorageClasses().List)
 	if !all.Found {
 		return
 	}
@@ -141,7 +141,7 @@ func (e *examination) checkSecretExists(ctx context.Context, class string, s vol
 	}
 	query := apiread.Query{Topic: name, What: apiread.Name("Secret", s.Namespace, s.Name),
 		Effect: fmt.Sprintf("It is the %s secret of %s.", s.Purpose, class)}
-	secrets := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(s.Namespace)
+	secrets := e.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(s.Namespace)
 	switch read := apiread.Get(ctx, e.reader, query, s.Name, apiread.Metadata(secrets)); {
 	case read.Missing:
 		e.add(name, finding.Warning, "create it, or correct the parameters of the class", "not found; it is the %s secret of %s",

@@ -12,11 +12,10 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/metadata"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
@@ -26,11 +25,7 @@ func TestSecretsOfClasses(t *testing.T) {
 	cp := kubetest.Get(t, kubetest.Real())
 	kubetest.InstallCRDs(t, cp)
 	ns := kubetest.Namespace(t, cp)
-	meta, err := metadata.NewForConfig(cp.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	objects, err := dynamic.NewForConfig(cp.Config())
+	clients, err := apiread.NewClients(cp.Config())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,13 +62,13 @@ func TestSecretsOfClasses(t *testing.T) {
 			class.SetGroupVersionKind(kind.resource.GroupVersion().WithKind(kind.kind))
 			class.SetName(name)
 			_ = unstructured.SetNestedStringMap(class.Object, parameters, "parameters")
-			_, err = objects.Resource(kind.resource).Create(t.Context(), class, options)
+			_, err = clients.Dynamic.Resource(kind.resource).Create(t.Context(), class, options)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		e := newExamination(Input{Config: cp.Config(), Impersonate: serviceAccounts + ns + ":stranger"})
-		e.client, e.meta, e.driver, e.known = cp.Client(), meta, driver, true
+		e.Clients, e.driver, e.known = clients, driver, true
 		for _, s := range snapshotClasses {
 			e.plan.APIs = append(e.plan.APIs, API{GroupVersion: s.resource.GroupVersion().String()})
 		}

@@ -21,7 +21,7 @@ import (
 func (e *examination) checkCSIDriver(ctx context.Context) {
 	const name = "csidriver"
 	query := apiread.Query{Topic: name, What: apiread.Name("CSIDriver", "", e.driver.Name), Effect: onlyThisCommand}
-	read := apiread.Get(ctx, e.reader, query, e.driver.Name, e.client.StorageV1().CSIDrivers().Get)
+	read := apiread.Get(ctx, e.reader, query, e.driver.Name, e.Kubernetes.StorageV1().CSIDrivers().Get)
 	obj := read.Value
 	switch {
 	case read.Missing:

@@ -12,8 +12,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/csiclient"
@@ -117,12 +115,11 @@ func (p Plan) runs(role string) bool {
 // examination is the state of one [Run].
 type examination struct {
 	*Report
-	in            Input
-	plan          Plan
-	driver        csiclient.Driver
-	known         bool // the capabilities of the driver are known
-	client        kubernetes.Interface
-	meta          metadata.Interface
+	in     Input
+	plan   Plan
+	driver csiclient.Driver
+	known  bool // the capabilities of the driver are known
+	apiread.Clients
 	reader        *apiread.Reader
 	skew          time.Duration // of the local clock; positive if it is ahead
 	versionStatus string        // HTTP status of the response to GET /version

@@ -36,7 +36,7 @@ func (e *examination) checkLease(ctx context.Context, r Role) {
 	name, namespace := "lease "+r.Lease, r.LeaseNamespace
 	get := func(lease string) apiread.Result[*coordinationv1.Lease] {
 		query := apiread.Query{Topic: name, What: apiread.Name("Lease", namespace, lease)}
-		return apiread.Get(ctx, e.reader, query, lease, e.client.CoordinationV1().Leases(namespace).Get)
+		return apiread.Get(ctx, e.reader, query, lease, e.Kubernetes.CoordinationV1().Leases(namespace).Get)
 	}
 	lease := get(r.Lease)
 	if !lease.Found && !lease.Missing {
@@ -94,7 +94,7 @@ func (e *examination) heldElsewhere(ctx context.Context, r Role) (held []string,
 		Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, r.Lease).String(),
 	}
 	reader := e.reader.With(func(f finding.Finding) { unknown = f.Message })
-	leases := apiread.List[*coordinationv1.Lease](ctx, reader, query, e.client.CoordinationV1().Leases(metav1.NamespaceAll).List)
+	leases := apiread.List[*coordinationv1.Lease](ctx, reader, query, e.Kubernetes.CoordinationV1().Leases(metav1.NamespaceAll).List)
 	for _, l := range leases.Value {
 		if l.Namespace != r.LeaseNamespace && isHeld(l, e.now()) {
 			held = append(held, describe(l, e.now()))

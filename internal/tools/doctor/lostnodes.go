@@ -25,7 +25,7 @@ func (e *examination) checkLostNodes(ctx context.Context) {
 	}
 	name := nodecleanup.ConfigMapName(e.driver.Name)
 	query := apiread.Query{Topic: "lost nodes", What: apiread.Name("ConfigMap", e.plan.PodNamespace, name)}
-	cm := apiread.Get(ctx, e.reader, query, name, e.client.CoreV1().ConfigMaps(e.plan.PodNamespace).Get)
+	cm := apiread.Get(ctx, e.reader, query, name, e.Kubernetes.CoreV1().ConfigMaps(e.plan.PodNamespace).Get)
 	switch {
 	case cm.Missing:
 		e.ok("lost nodes", "no ConfigMap %s in namespace %s", name, e.plan.PodNamespace)

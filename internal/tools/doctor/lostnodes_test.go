@@ -62,7 +62,7 @@ func TestLostNodesOfAPlan(t *testing.T) {
 	ns := kubetest.Namespace(t, c)
 	check := func(roles ...Role) []finding.Finding {
 		e := newExamination(Input{})
-		e.client, e.plan = c.Client(), Plan{Roles: roles, PodNamespace: ns}
+		e.Kubernetes, e.plan = c.Client(), Plan{Roles: roles, PodNamespace: ns}
 		e.driver.Name = ns + ".example.com"
 		e.checkLostNodes(t.Context())
 		return e.Findings

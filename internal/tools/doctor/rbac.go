@@ -171,7 +171,7 @@ func (e *examination) reviewClient() (kubernetes.Interface, error) {
 	case user == "" && e.in.Process != nil:
 		return nil, errors.New("the user of the process is unknown")
 	case user == "":
-		return e.client, nil
+		return e.Kubernetes, nil
 	}
 	cfg := rest.CopyConfig(e.in.Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: user}

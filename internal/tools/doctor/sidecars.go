@@ -25,7 +25,7 @@ const sidecarsCheck = "sidecars"
 // checkSidecars searches the namespace for sidecars that the roles replace.
 func (e *examination) checkSidecars(ctx context.Context) {
 	query := apiread.Query{Topic: sidecarsCheck, What: "Pods in namespace " + e.plan.PodNamespace, Effect: onlyThisCommand}
-	pods := apiread.List[*corev1.Pod](ctx, e.reader, query, e.client.CoreV1().Pods(e.plan.PodNamespace).List)
+	pods := apiread.List[*corev1.Pod](ctx, e.reader, query, e.Kubernetes.CoreV1().Pods(e.plan.PodNamespace).List)
 	if !pods.Found {
 		return
 	}

@@ -9,7 +9,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
@@ -23,8 +22,7 @@ var snapshotClasses = []struct {
 	older    string // version that is used if that of resource is not served; "": none
 	purpose  volumerules.Purpose
 }{
-	{"VolumeSnapshotClass", schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"},
-		"", "snapshotter"},
+	{"VolumeSnapshotClass", apiread.SnapshotClasses, "", "snapshotter"},
 	{"VolumeGroupSnapshotClass", schema.GroupVersionResource{
 		Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotclasses"}, "v1beta2", "group-snapshotter"},
 }
@@ -32,11 +30,6 @@ var snapshotClasses = []struct {
 // checkSnapshotClasses checks the secrets of the snapshot classes of the driver, if the snapshotter runs.
 func (e *examination) checkSnapshotClasses(ctx context.Context) {
 	if !e.plan.runs("snapshotter") {
-		return
-	}
-	client, err := dynamic.NewForConfig(e.in.Config)
-	if err != nil {
-		e.unknown("volumesnapshotclasses", "creating the client: %v", err)
 		return
 	}
 	reviews, err := e.reviewClient()
@@ -49,11 +42,11 @@ func (e *examination) checkSnapshotClasses(ctx context.Context) {
 			continue
 		}
 		query := apiread.Query{Topic: s.resource.Resource, What: s.kind + "es"}
-		classes := apiread.List[*unstructured.Unstructured](ctx, e.reader, query, client.Resource(s.resource).List)
+		classes := apiread.List[*unstructured.Unstructured](ctx, e.reader, query, e.Dynamic.Resource(s.resource).List)
 		if classes.Missing && s.older != "" {
 			query.What += " of " + s.older
 			older := s.resource.GroupResource().WithVersion(s.older)
-			classes = apiread.List[*unstructured.Unstructured](ctx, e.reader, query, client.Resource(older).List)
+			classes = apiread.List[*unstructured.Unstructured](ctx, e.reader, query, e.Dynamic.Resource(older).List)
 		}
 		for _, c := range classes.Value { // checkAPIs reports a missing CRD
 			driver, _, _ := unstructured.NestedString(c.Object, "driver")

@@ -27,7 +27,7 @@ const maxNames = 5
 func (e *examination) checkNodes(ctx context.Context) {
 	const name = "nodes"
 	query := apiread.Query{Topic: name, What: "CSINodes"}
-	all := apiread.List[*storagev1.CSINode](ctx, e.reader, query, e.client.StorageV1().CSINodes().List)
+	all := apiread.List[*storagev1.CSINode](ctx, e.reader, query, e.Kubernetes.StorageV1().CSINodes().List)
 	if !all.Found {
 		return
 	}
@@ -84,7 +84,7 @@ func topologyKeys(keys map[string][]string) finding.Finding {
 // checkLabels checks that the nodes have a label for each topology key. The kubelet sets it.
 func (e *examination) checkLabels(ctx context.Context, keys map[string][]string) {
 	const name = "topology labels"
-	nodes := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
+	nodes := e.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
 	all := apiread.List[*metav1.PartialObjectMetadata](ctx, e.reader, apiread.Query{Topic: name, What: "Nodes"}, nodes.List)
 	if !all.Found {
 		return

@@ -11,12 +11,8 @@ import (
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/clock"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
@@ -24,11 +20,9 @@ import (
 
 // Clients read the cluster.
 type Clients struct {
-	Kubernetes kubernetes.Interface
-	Dynamic    dynamic.Interface  // for snapshots and ReferenceGrants
-	Metadata   metadata.Interface // for Secrets
-	Status     *http.Client       // for Request.StatusURL, see [statusz.NewClient]; nil sends no credentials
-	clock      *clock.Clock
+	apiread.Clients
+	Status *http.Client // for Request.StatusURL, see [statusz.NewClient]; nil sends no credentials
+	clock  *clock.Clock
 }
 
 // NewClients returns the clients for cfg.
@@ -36,11 +30,9 @@ func NewClients(cfg *rest.Config) (Clients, error) {
 	c := Clients{clock: new(clock.Clock)}
 	cfg = rest.CopyConfig(cfg)
 	cfg.Wrap(c.clock.Observe)
-	var err, errDynamic, errMetadata error
-	c.Kubernetes, err = kubernetes.NewForConfig(cfg)
-	c.Dynamic, errDynamic = dynamic.NewForConfig(kube.ForCustomResources(cfg))
-	c.Metadata, errMetadata = metadata.NewForConfig(cfg)
-	return c, errors.Join(err, errDynamic, errMetadata)
+	var err error
+	c.Clients, err = apiread.NewClients(cfg)
+	return c, err
 }
 
 // The kinds that can be explained.

@@ -46,11 +46,8 @@ const componentKubelet = "kubelet"
 
 // Resources that are read without typed clients.
 var (
-	snapshots        = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}
-	snapshotContents = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
-	snapshotClasses  = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"}
-	referenceGrants  = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1beta1", Resource: "referencegrants"}
-	secrets          = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	referenceGrants = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1beta1", Resource: "referencegrants"}
+	secrets         = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 )
 
 // gatherer reads the facts about one object.
@@ -257,12 +254,12 @@ func (g *gatherer) volume(ctx context.Context, name string) apiread.Result[*core
 
 func (g *gatherer) snapshot(ctx context.Context, topic, namespace, name string) apiread.Result[*snapshotv1.VolumeSnapshot] {
 	return get(ctx, g, topic, Request{Kind: kube.KindSnapshot, Namespace: namespace, Name: name},
-		apiread.Typed[snapshotv1.VolumeSnapshot](g.Dynamic.Resource(snapshots).Namespace(namespace)))
+		apiread.Typed[snapshotv1.VolumeSnapshot](g.Dynamic.Resource(apiread.Snapshots).Namespace(namespace)))
 }
 
 func (g *gatherer) content(ctx context.Context, topic, name string) apiread.Result[*snapshotv1.VolumeSnapshotContent] {
 	return get(ctx, g, topic, Request{Kind: kindContent, Name: name},
-		apiread.Typed[snapshotv1.VolumeSnapshotContent](g.Dynamic.Resource(snapshotContents)))
+		apiread.Typed[snapshotv1.VolumeSnapshotContent](g.Dynamic.Resource(apiread.SnapshotContents)))
 }
 
 func (g *gatherer) csiNode(ctx context.Context, name string) apiread.Result[*storagev1.CSINode] {

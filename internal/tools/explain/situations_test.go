@@ -25,6 +25,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 )
 
 // situations are states of a cluster, each built with real objects, and the expected parts of the report.
@@ -152,7 +153,7 @@ var situations = map[string]struct {
 	"the snapshot is not ready": {
 		func(s *scene) (string, string) {
 			kubetest.InstallCRDs(s.t, s.cp)
-			s.object(snapshots, s.ns, map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+			s.object(apiread.Snapshots, s.ns, map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
 				"metadata": map[string]any{"name": "snap"},
 				"spec":     map[string]any{"source": map[string]any{"persistentVolumeClaimName": "other"}}})
 			s.claim(s.class(nil), restoring("snap"))

@@ -54,7 +54,7 @@ func (g *gatherer) gatherSnapshot(ctx context.Context) error {
 	}
 	if name := ptr.Deref(snapshot.Spec.VolumeSnapshotClassName, ""); name != "" {
 		s.class = get(ctx, g, "class", Request{Kind: kindSnapshotClass, Name: name},
-			apiread.Typed[snapshotv1.VolumeSnapshotClass](g.Dynamic.Resource(snapshotClasses)))
+			apiread.Typed[snapshotv1.VolumeSnapshotClass](g.Dynamic.Resource(apiread.SnapshotClasses)))
 	}
 	if name := ptr.Deref(snapshot.Spec.Source.PersistentVolumeClaimName, ""); name != "" {
 		f.claim = g.claim(ctx, snapshot.Namespace, name)

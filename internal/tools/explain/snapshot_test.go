@@ -145,7 +145,7 @@ func TestVolumeSnapshots(t *testing.T) {
 func TestSnapshotOfTheCluster(t *testing.T) {
 	s := newScene(t)
 	kubetest.InstallCRDs(t, s.cp)
-	s.object(snapshots, s.ns, map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+	s.object(apiread.Snapshots, s.ns, map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
 		"metadata": map[string]any{"name": "backup"},
 		"spec":     map[string]any{"source": map[string]any{"persistentVolumeClaimName": "data"}, "volumeSnapshotClassName": "none"}})
 	s.says(s.explain(KindSnapshot, "backup"),
