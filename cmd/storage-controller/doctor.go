@@ -225,9 +225,9 @@ func (o doctorOptions) askWorkload(ctx context.Context, in *doctor.Input, namesp
 	in.Namespace = w.object.Namespace
 	if p := found.permissions; p != nil {
 		if p.User != "" && p.User != w.account() {
-			found.checks = append(found.checks, finding.Finding{Topic: processCheck, Severity: finding.Warning,
-				Message: fmt.Sprintf("the process authenticates as %s, not as %s", p.User, w.account()),
-				Next:    "remove --kubeconfig and KUBECONFIG from the container, unless this is intended"})
+			found.checks = append(found.checks, finding.New(finding.Warning, processCheck,
+				fmt.Sprintf("the process authenticates as %s, not as %s", p.User, w.account()),
+				"remove --kubeconfig and KUBECONFIG from the container, unless this is intended"))
 		}
 		p.User = w.account() // never an account that only the process names
 	}

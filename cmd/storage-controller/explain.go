@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
@@ -140,12 +140,12 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	cfg, namespace, err := o.connect()
+	cfg, namespace, err := kube.UserRESTConfig(o.kubeconfig, o.master)
 	if err != nil {
 		return err
 	}
 	if explain.Namespaced(request.Kind) && request.Namespace == "" {
-		request.Namespace = namespace
+		request.Namespace = cmp.Or(namespace, election.Namespace("")) // that of the context, of the pod, or default
 	}
 	clients, err := explain.NewClients(kube.ForRole(cfg, buildVersion(), "explain", 0, 0))
 	if err != nil {
@@ -162,13 +162,4 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	return writeReport(cmd, report, o.output)
-}
-
-// connect returns the connection to the API server, and the default namespace.
-func (o explainOptions) connect() (*rest.Config, string, error) {
-	cfg, namespace, err := kube.UserRESTConfig(o.kubeconfig, o.master)
-	if err == nil && namespace == "" {
-		namespace = election.Namespace("") // that of the pod, or default
-	}
-	return cfg, namespace, err
 }

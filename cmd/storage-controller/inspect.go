@@ -39,8 +39,7 @@ type commandLine struct {
 
 // check returns a check of the source of l.
 func (l *commandLine) check() finding.Finding {
-	return finding.Finding{Topic: processCheck, Severity: finding.OK,
-		Message: "the flags are those of " + l.source + ", which runs " + l.use}
+	return finding.New(finding.OK, processCheck, "the flags are those of "+l.source+", which runs "+l.use, "")
 }
 
 // findCommand returns the command of argv that runs roles and its arguments, or nil if argv runs none.

@@ -41,9 +41,8 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 	if refusal != nil {
 		p.Findings = append(p.Findings, newCheck("roles", "", refusal, ""))
 	}
-	p.Findings = append(p.Findings, rolesCheck(chosen, others, known)...)
-	p.Findings = append(p.Findings, c.environmentChecks(chosen, c.inPod())...)
-	p.Findings = append(p.Findings, ineffectiveChecks(c.ineffective(chosen, driver, known), accepted(c))...)
+	p.Findings = slices.Concat(p.Findings, rolesCheck(chosen, others, known), c.environmentChecks(chosen, c.inPod()),
+		ineffectiveChecks(c.ineffective(chosen, driver, known), accepted(c)))
 	for _, r := range chosen {
 		p.Roles = append(p.Roles, c.planRole(r, driver.Name))
 	}
@@ -119,9 +118,9 @@ func (c Config) apis(chosen []Role, driver csiclient.Driver) []doctor.API {
 // newCheck returns a check that failed with err, or passed with message.
 func newCheck(name, message string, err error, hint string) finding.Finding {
 	if err != nil {
-		return finding.Finding{Topic: name, Severity: finding.Failing, Message: oneLine(err), Next: hint}
+		return finding.New(finding.Failing, name, oneLine(err), hint)
 	}
-	return finding.Finding{Topic: name, Severity: finding.OK, Message: message}
+	return finding.New(finding.OK, name, message, "")
 }
 
 // oneLine returns the text of err, which may join several errors, as one line.
@@ -129,7 +128,7 @@ func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ";
 
 // rolesCheck lists the roles that would run, and those that would not.
 func rolesCheck(chosen []Role, others []skipped, known bool) []finding.Finding {
-	c := finding.Finding{Topic: "roles", Severity: finding.OK, Message: strings.Join(names(chosen), ", ")}
+	c := finding.New(finding.OK, "roles", strings.Join(names(chosen), ", "), "")
 	switch {
 	case len(chosen) == 0:
 		c.Severity, c.Message, c.Next = finding.Failing, "no role would run", "check that this is the right driver, or set --controllers"
@@ -138,7 +137,7 @@ func rolesCheck(chosen []Role, others []skipped, known bool) []finding.Finding {
 	}
 	checks := []finding.Finding{c}
 	for _, s := range others {
-		checks = append(checks, finding.Finding{Topic: "roles", Severity: finding.Unknown, Message: s.role + ": " + oneLine(s.reason)})
+		checks = append(checks, finding.New(finding.Unknown, "roles", s.role+": "+oneLine(s.reason), ""))
 	}
 	return checks
 }
@@ -170,18 +169,14 @@ func (c Config) environmentChecks(chosen []Role, inPod bool) []finding.Finding {
 	checks := []finding.Finding{missing}
 	elected := slices.ContainsFunc(chosen, func(r Role) bool { return c.Role(r.Name).Election.Enabled })
 	if elected && os.Getenv("POD_NAME") == "" && inPod {
-		checks = append(checks, finding.Finding{
-			Topic: "environment", Severity: finding.Warning,
-			Message: "POD_NAME is not set: the host name identifies a replica, but pods with hostNetwork on the same node share it",
-			Next:    "set POD_NAME from metadata.name",
-		})
+		checks = append(checks, finding.New(finding.Warning, "environment",
+			"POD_NAME is not set: the host name identifies a replica, but pods with hostNetwork on the same node share it",
+			"set POD_NAME from metadata.name"))
 	}
 	for _, name := range All.Options().UnknownVariables(os.Environ()) {
-		checks = append(checks, finding.Finding{
-			Topic: "environment", Severity: finding.Warning,
-			Message: "environment variable " + name + " matches no option and has no effect",
-			Next:    "correct the name: " + settings.EnvPrefix + " and the name of the flag in capitals, with underscores",
-		})
+		checks = append(checks, finding.New(finding.Warning, "environment",
+			"environment variable "+name+" matches no option and has no effect",
+			"correct the name: "+settings.EnvPrefix+" and the name of the flag in capitals, with underscores"))
 	}
 	return checks
 }
@@ -192,16 +187,14 @@ func ineffectiveChecks(reasons map[string]string, accepted []string) []finding.F
 	var checks []finding.Finding
 	switch {
 	case len(accepted) > 0:
-		checks = append(checks, finding.Finding{Topic: "flags", Severity: finding.OK,
-			Message: "accepted from manifests of the sidecars, without effect: " + strings.Join(accepted, ", ")})
+		checks = append(checks, finding.New(finding.OK, "flags",
+			"accepted from manifests of the sidecars, without effect: "+strings.Join(accepted, ", "), ""))
 	case len(reasons) == 0:
-		checks = append(checks, finding.Finding{Topic: "flags", Severity: finding.OK, Message: "every setting has an effect"})
+		checks = append(checks, finding.New(finding.OK, "flags", "every setting has an effect", ""))
 	}
 	for _, name := range slices.Sorted(maps.Keys(reasons)) {
-		checks = append(checks, finding.Finding{
-			Topic: "flags", Severity: finding.Warning, Message: name + " has no effect: " + reasons[name],
-			Next: "remove it, or set the option that it requires",
-		})
+		checks = append(checks, finding.New(finding.Warning, "flags", name+" has no effect: "+reasons[name],
+			"remove it, or set the option that it requires"))
 	}
 	return checks
 }

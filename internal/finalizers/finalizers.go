@@ -26,21 +26,22 @@ import (
 
 // Removal names the component that removes a finalizer, and the condition. When is empty for a
 // finalizer that is not known here.
-type Removal struct{ By, When string }
+type Removal struct {
+	By   string `json:"removedBy"` // a component, or unknown
+	When string `json:"when"`
+}
 
 // Finalizer is a finalizer of an object, and its removal.
 type Finalizer struct {
 	Name string `json:"name"`
-	By   string `json:"removedBy"` // a component, or unknown
-	When string `json:"when"`
+	Removal
 }
 
 // Of returns the finalizers called names of an object of a kind. drivers are those that the object may belong to.
 func Of(kind string, names []string, drivers ...string) []Finalizer {
 	all := []Finalizer{}
 	for _, name := range names {
-		r := RemovalOf(kind, name, drivers...)
-		all = append(all, Finalizer{Name: name, By: r.By, When: r.When})
+		all = append(all, Finalizer{name, RemovalOf(kind, name, drivers...)})
 	}
 	return all
 }

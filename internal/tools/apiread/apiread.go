@@ -84,8 +84,7 @@ func Get[T any](ctx context.Context, r *Reader, q Query, name string, get Getter
 }
 
 // List reads all objects that list returns.
-func List[T, L runtime.Object](
-	ctx context.Context, r *Reader, q Query, list func(context.Context, metav1.ListOptions) (L, error),
+func List[T, L runtime.Object](ctx context.Context, r *Reader, q Query, list func(context.Context, metav1.ListOptions) (L, error),
 ) Result[[]T] {
 	return read(r, q, "list", func() ([]T, error) {
 		return kube.ListAll[T](ctx, func(ctx context.Context, o metav1.ListOptions) (L, error) {

@@ -117,14 +117,15 @@ func (a Auditor) Lists() (volumes, nodes bool) {
 func (a Auditor) omitted() (omitted []finding.Finding) {
 	switch volumes, nodes := a.Lists(); {
 	case !volumes:
-		omitted = append(omitted, notCompared("volumes",
-			"The driver does not report LIST_VOLUMES. Volumes were not compared, only stuck objects were searched."))
+		omitted = append(omitted, finding.New(finding.Unknown, "volumes",
+			"The driver does not report LIST_VOLUMES. Volumes were not compared, only stuck objects were searched.", ""))
 	case !nodes:
-		omitted = append(omitted, notCompared("attachments",
-			"The driver does not report LIST_VOLUMES_PUBLISHED_NODES. VolumeAttachments were not compared."))
+		omitted = append(omitted, finding.New(finding.Unknown, "attachments",
+			"The driver does not report LIST_VOLUMES_PUBLISHED_NODES. VolumeAttachments were not compared.", ""))
 	}
 	if can := a.Driver.Controller; can.CreateDeleteSnapshot && !can.ListSnapshots && !a.LogicalVolumes {
-		omitted = append(omitted, notCompared("snapshots", "The driver does not report LIST_SNAPSHOTS. Snapshots were not compared."))
+		omitted = append(omitted, finding.New(finding.Unknown, "snapshots",
+			"The driver does not report LIST_SNAPSHOTS. Snapshots were not compared.", ""))
 	}
 	return omitted
 }

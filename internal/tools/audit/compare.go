@@ -137,21 +137,18 @@ func (c comparison) volumes(attached map[string][]string) []Finding {
 			knownNames[path.Base(h)] = true
 			listed = listed || listedNames[path.Base(h)]
 		}
+		about := Finding{UID: string(pv.UID), VolumeHandle: h}
 		capacity, size := pv.Spec.Capacity[corev1.ResourceStorage], int64(0)
 		if len(as) == 1 {
 			size = c.listed.Sizes[as[0]]
 		}
 		if size > 0 && capacity.Value() > size {
-			f := differs(VolumeTooSmall, "PersistentVolume "+pv.Name, fmt.Sprintf(
+			found = append(found, about.of(VolumeTooSmall, "PersistentVolume "+pv.Name,
 				"the volume has %d bytes in %s, the PersistentVolume has %s", size, c.source("ListVolumes"), capacity.String()))
-			f.UID, f.VolumeHandle = string(pv.UID), h
-			found = append(found, f)
 		}
 		if !listed {
-			f := differs(PVWithoutVolume, "PersistentVolume "+pv.Name,
-				fmt.Sprintf("its volume is not in %s; the PersistentVolume is %s", c.source("ListVolumes"), describe(pv)))
-			f.UID, f.VolumeHandle = string(pv.UID), h
-			found = append(found, f)
+			found = append(found, about.of(PVWithoutVolume, "PersistentVolume "+pv.Name,
+				"its volume is not in %s; the PersistentVolume is %s", c.source("ListVolumes"), describe(pv)))
 		}
 	}
 	if c.cluster.LogicalVolumes != nil {
@@ -165,9 +162,7 @@ func (c comparison) volumes(attached map[string][]string) []Finding {
 	message := "no PersistentVolume or VolumeAttachment has this volume handle" + c.possibleUsers()
 	for h := range c.listed.Volumes {
 		if !known[strings.ToLower(h)] && !knownNames[path.Base(h)] && !inlineID.MatchString(h) {
-			f := differs(VolumeWithoutPV, "", message)
-			f.VolumeHandle = h
-			found = append(found, f)
+			found = append(found, Finding{VolumeHandle: h}.of(VolumeWithoutPV, "", "%s", message))
 		}
 	}
 	return found
@@ -196,11 +191,10 @@ func (c comparison) unreferenced() []Finding {
 		if claim := lv.Claim(); claim != "" {
 			message += ", it was created for claim " + claim
 		}
-		f := differs(VolumeWithoutPV, "LogicalVolume "+lv.Name,
-			fmt.Sprintf("%s; its size is %s. A volume whose PersistentVolume was deleted with the policy Retain looks the same%s",
-				message, lv.Spec.Size, c.possibleUsers()))
-		f.UID, f.VolumeHandle, f.Node = string(lv.UID), string(lv.UID), lv.Spec.NodeName
-		found = append(found, f)
+		about := Finding{UID: string(lv.UID), VolumeHandle: string(lv.UID), Node: lv.Spec.NodeName}
+		found = append(found, about.of(VolumeWithoutPV, "LogicalVolume "+lv.Name,
+			"%s; its size is %s. A volume whose PersistentVolume was deleted with the policy Retain looks the same%s", message,
+			lv.Spec.Size, c.possibleUsers()))
 	}
 	return found
 }
@@ -248,9 +242,9 @@ func (c comparison) snapshots() []Finding {
 	for _, content := range c.cluster.Contents {
 		known[content.Handle] = true
 		if !c.listed.Snapshots[content.Handle] {
-			f := differs(ContentWithoutSnapshot, "VolumeSnapshotContent "+content.Name, "its snapshot is not in "+c.source("ListSnapshots"))
-			f.UID, f.SnapshotHandle = content.UID, content.Handle
-			found = append(found, f)
+			about := Finding{UID: content.UID, SnapshotHandle: content.Handle}
+			found = append(found, about.of(ContentWithoutSnapshot, "VolumeSnapshotContent "+content.Name, "its snapshot is not in %s",
+				c.source("ListSnapshots")))
 		}
 	}
 	message := "no VolumeSnapshotContent has this snapshot handle"
@@ -259,9 +253,7 @@ func (c comparison) snapshots() []Finding {
 	}
 	for h := range c.listed.Snapshots {
 		if !known[h] {
-			f := differs(SnapshotWithoutContent, "", message)
-			f.SnapshotHandle = h
-			found = append(found, f)
+			found = append(found, Finding{SnapshotHandle: h}.of(SnapshotWithoutContent, "", "%s", message))
 		}
 	}
 	return found
@@ -308,7 +300,6 @@ type publication struct{ handle, nodeID string }
 
 // attachments compares the published nodes of volumes with the VolumeAttachments and the result of attachedHandles.
 func (c comparison) attachments(attached map[string][]string) []Finding {
-	const notAttached = "the driver lists the volume as published at this node, but there is no VolumeAttachment"
 	var found []Finding
 	expected := map[publication]bool{}
 	unknown := map[string]bool{} // handles that are attached to a node with an unknown ID
@@ -327,18 +318,16 @@ func (c comparison) attachments(attached map[string][]string) []Finding {
 		nodes, listed := c.listed.Volumes[h]
 		published := slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(nodes, id) })
 		if va.Status.Attached && listed && nodes != nil && !published {
-			f := differs(AttachedNotPublished, "VolumeAttachment "+va.Name, fmt.Sprintf(
+			about := Finding{UID: string(va.UID), VolumeHandle: h, Node: ids[0]}
+			found = append(found, about.of(AttachedNotPublished, "VolumeAttachment "+va.Name,
 				"status.attached is true for node %s, but the driver lists the volume as published %s", va.Spec.NodeName, at(nodes)))
-			f.UID, f.VolumeHandle, f.Node = string(va.UID), h, ids[0]
-			found = append(found, f)
 		}
 	}
 	for h, nodes := range c.listed.Volumes {
 		for _, id := range nodes {
 			if !expected[publication{h, id}] && !unknown[h] {
-				f := differs(PublishedNotAttached, "", notAttached)
-				f.VolumeHandle, f.Node = h, id
-				found = append(found, f)
+				found = append(found, Finding{VolumeHandle: h, Node: id}.of(PublishedNotAttached, "",
+					"the driver lists the volume as published at this node, but there is no VolumeAttachment"))
 			}
 		}
 	}
@@ -435,11 +424,9 @@ func (c comparison) stuck() []Finding {
 		if since == nil || c.now.Sub(since.Time) < c.stuckAfter {
 			return
 		}
-		age := duration.HumanDuration(c.now.Sub(since.Time))
-		f := differs(Stuck, name, fmt.Sprintf("deleted %s ago, held by its finalizers", age))
-		f.UID = string(obj.GetUID())
 		kind, _, _ := strings.Cut(name, " ")
-		f.Finalizers = finalizers.Of(kind, obj.GetFinalizers(), c.driver)
+		f := Finding{UID: string(obj.GetUID()), Finalizers: finalizers.Of(kind, obj.GetFinalizers(), c.driver)}
+		f = f.of(Stuck, name, "deleted %s ago, held by its finalizers", duration.HumanDuration(c.now.Sub(since.Time)))
 		f.Next = finalizers.Text(f.Finalizers)
 		found = append(found, f)
 	}

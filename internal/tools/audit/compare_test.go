@@ -307,19 +307,17 @@ func TestStuck(t *testing.T) {
 
 func TestPersistent(t *testing.T) {
 	t.Parallel()
-	a, b := differs(VolumeWithoutPV, "", ""), differs(VolumeWithoutPV, "", "")
-	a.VolumeHandle, b.VolumeHandle = "a", "b"
+	a, b := Finding{VolumeHandle: "a"}.of(VolumeWithoutPV, "", ""), Finding{VolumeHandle: "b"}.of(VolumeWithoutPV, "", "")
 	again := a
 	again.Message = "an hour older"
 	if got := persistent([]Finding{a}, []Finding{again, b}); len(got) != 1 || got[0].VolumeHandle != "a" {
 		t.Errorf("%+v", got)
 	}
-	stuck := differs(Stuck, "PersistentVolume p", "")
+	stuck := Finding{}.of(Stuck, "PersistentVolume p", "")
 	if got := persistent([]Finding{a}, []Finding{stuck}); len(got) != 1 || got[0].Topic != Stuck {
 		t.Errorf("stuck since the first scan: %+v", got)
 	}
-	recreated := differs(PVWithoutVolume, "PersistentVolume p", "")
-	recreated.UID = "2"
+	recreated := Finding{UID: "2"}.of(PVWithoutVolume, "PersistentVolume p", "")
 	before := recreated
 	before.UID = "1"
 	if got := persistent([]Finding{before}, []Finding{recreated}); len(got) != 0 {

@@ -5,6 +5,7 @@ package audit
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/storage-controller/storage-controller/internal/finalizers"
@@ -56,16 +57,12 @@ type Finding struct {
 	Finalizers     []finalizers.Finalizer `json:"finalizers,omitempty"` // of a [Stuck] object
 }
 
-// notCompared returns a finding about what was not compared, and why.
-func notCompared(topic, message string) finding.Finding {
-	return finding.Finding{Severity: finding.Unknown, Topic: topic, Message: message}
-}
-
-// differs returns a finding of a kind.
-func differs(kind, object, message string) Finding {
-	return Finding{Finding: finding.Finding{
-		Severity: finding.Warning, Topic: kind, Object: object, Message: message, Next: nextSteps[kind],
-	}}
+// of returns f as a finding of a kind about object.
+func (f Finding) of(kind, object, format string, args ...any) Finding {
+	f.Finding = finding.Finding{
+		Severity: finding.Warning, Topic: kind, Object: object, Message: fmt.Sprintf(format, args...), Next: nextSteps[kind],
+	}
+	return f
 }
 
 // identity identifies a finding in several scans.

@@ -55,17 +55,10 @@ func (r Report) Text() string {
 // subject names what f is about.
 func (f Finding) subject() string {
 	var parts []string
-	if f.Object != "" {
-		parts = append(parts, f.Object)
-	}
-	if f.VolumeHandle != "" {
-		parts = append(parts, "volume "+f.VolumeHandle)
-	}
-	if f.SnapshotHandle != "" {
-		parts = append(parts, "snapshot "+f.SnapshotHandle)
-	}
-	if f.Node != "" {
-		parts = append(parts, "node "+f.Node)
+	for _, part := range [][2]string{{"", f.Object}, {"volume ", f.VolumeHandle}, {"snapshot ", f.SnapshotHandle}, {"node ", f.Node}} {
+		if part[1] != "" {
+			parts = append(parts, part[0]+part[1])
+		}
 	}
 	return strings.Join(parts, ", ")
 }

@@ -134,7 +134,7 @@ func (r *reading) logicalVolumes(ctx context.Context) error {
 	switch {
 	case objects.Missing:
 		r.state.NotCompared = append(r.state.NotCompared,
-			notCompared(query.Topic, "The cluster does not serve LogicalVolumes of "+r.Driver+". "+query.Effect))
+			finding.New(finding.Unknown, query.Topic, "The cluster does not serve LogicalVolumes of "+r.Driver+". "+query.Effect, ""))
 		return nil
 	case err != nil || !objects.Found:
 		return err

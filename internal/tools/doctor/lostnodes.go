@@ -37,10 +37,10 @@ func (e *examination) checkLostNodes(ctx context.Context) {
 // lostNodes checks the records in a ConfigMap.
 func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []finding.Finding {
 	records := nodecleanup.ParseLostNodes(cm)
-	found := []finding.Finding{{Topic: "lost nodes", Severity: finding.OK,
-		Message: fmt.Sprintf("%s in ConfigMap %s", finding.Plural(len(records), "record"), cm.Name)}}
+	count := fmt.Sprintf("%s in ConfigMap %s", finding.Plural(len(records), "record"), cm.Name)
+	found := []finding.Finding{finding.New(finding.OK, "lost nodes", count, "")}
 	warn := func(message, next string) {
-		found = append(found, finding.Finding{Topic: "lost nodes", Severity: finding.Warning, Message: message, Next: next})
+		found = append(found, finding.New(finding.Warning, "lost nodes", message, next))
 	}
 	var held, unparsable []string
 	for _, r := range records {

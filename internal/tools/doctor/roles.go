@@ -27,8 +27,12 @@ func (e *examination) checkRoles(ctx context.Context) {
 			e.add("role "+r.Name, finding.Failing, "fix the error; until then the process exits at its start", "%s", reason)
 			continue
 		}
-		e.add("role "+r.Name, finding.Warning, "fix the error; until then the role is disabled, and started again with back-off",
-			"disabled: %s",
-			reason)
+		e.Findings = append(e.Findings, DisabledRole(r.Name, "disabled: "+reason))
 	}
+}
+
+// DisabledRole returns the finding about a role that could not start.
+func DisabledRole(role, message string) finding.Finding {
+	return finding.New(finding.Warning, "role "+role, message,
+		"fix the error; until then the role is disabled, and started again with back-off")
 }

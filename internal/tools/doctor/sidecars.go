@@ -55,8 +55,6 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []finding.Finding {
 			continue
 		}
 		role := p.Roles[i]
-		check := finding.Finding{Topic: sidecarsCheck, Severity: finding.Warning, Message: fmt.Sprintf(
-			"container %s of pod %s runs %s, which does the work of role %s", c.Name, pod.Name, role.Sidecar, role.Name)}
 		shared := elects(c, role.Sidecar) && role.Elected && (role.Sidecar != topolvm || role.sharesLease(pod, c))
 		effect := "only one of them is active, because they share a Lease"
 		switch {
@@ -65,16 +63,12 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []finding.Finding {
 		case samePod && role.Sidecar != topolvm: // the identity of a sidecar is the name of its pod, too
 			effect = "both are active, because in one pod both hold the Lease"
 		}
-		switch {
-		case samePod:
-			check.Next = "remove it, because " + program + " runs in the same pod. Until then " + effect
-		default:
-			check.Next = "if it serves the same driver, remove it. Until then " + effect
-		}
+		severity, next := finding.Warning, "if it serves the same driver, remove it"
 		if samePod {
-			check.Severity = finding.Failing
+			severity, next = finding.Failing, "remove it, because "+program+" runs in the same pod"
 		}
-		found = append(found, check)
+		message := fmt.Sprintf("container %s of pod %s runs %s, which does the work of role %s", c.Name, pod.Name, role.Sidecar, role.Name)
+		found = append(found, finding.New(severity, sidecarsCheck, message, next+". Until then "+effect))
 	}
 	return found
 }

@@ -32,11 +32,6 @@ func (e *examination) checkSnapshotClasses(ctx context.Context) {
 	if !e.plan.runs("snapshotter") {
 		return
 	}
-	reviews, err := e.reviewClient()
-	if err != nil {
-		e.unknown("rbac secrets", "creating the client for access reviews: %v", err)
-		return
-	}
 	for _, s := range snapshotClasses {
 		if !slices.ContainsFunc(e.plan.APIs, func(a API) bool { return a.GroupVersion == s.resource.GroupVersion().String() }) {
 			continue
@@ -59,7 +54,7 @@ func (e *examination) checkSnapshotClasses(ctx context.Context) {
 				e.add(s.kind+" "+c.GetName(), finding.Failing, "correct the parameters; no snapshot of this class can be created",
 					"class parameters %q and %q: set both or none", prefix+"name", prefix+"namespace")
 			default:
-				e.checkSecretAccess(ctx, reviews, secret, "snapshotter")
+				e.checkSecretAccess(ctx, secret, "snapshotter")
 				e.checkSecretExists(ctx, s.kind+" "+c.GetName(), secret)
 			}
 		}

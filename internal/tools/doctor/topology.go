@@ -99,8 +99,7 @@ func (e *examination) checkLabels(ctx context.Context, keys map[string][]string)
 		slices.Sort(incomplete)
 		const next = "restart the node plugin on these nodes, because the kubelet sets the labels when the driver registers, " +
 			"and find out what removes them"
-		e.add(name, finding.Warning, next, "missing on nodes where no volume can be provisioned: %s",
-			kube.ShortList(incomplete, maxNames))
+		e.add(name, finding.Warning, next, "missing on nodes where no volume can be provisioned: %s", kube.ShortList(incomplete, maxNames))
 		return
 	}
 	e.ok(name, "on all nodes of the driver")

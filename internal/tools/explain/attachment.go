@@ -100,8 +100,7 @@ func explainRecord(e *explanation, kind, name, what, recorded string) {
 	}
 	e.blocked("attachment", "%s %q does not have the %s any more, and the attachment has not recorded it.", kind, name, what).
 		SetNext("Restore %s %q; or verify at the storage system that the volume is not attached to node %q, then remove finalizer %s.",
-			kind,
-			name, e.attachment.Value.Spec.NodeName, attacher.Finalizer(e.driver))
+			kind, name, e.attachment.Value.Spec.NodeName, attacher.Finalizer(e.driver))
 }
 
 // ifItLasts is the next step if a component neither finishes nor records an error.
@@ -134,9 +133,8 @@ func explainAttachedVolume(e *explanation) {
 	switch {
 	case e.volume.Missing && deleting: // see explainDetaching
 	case e.volume.Missing:
-		e.blocked("volume", "PersistentVolume %q not found.", name).
-			SetNext(
-				"Delete the pod; kube-controller-manager then deletes the VolumeAttachment. If no pod uses it, delete it manually.")
+		e.blocked("volume", "PersistentVolume %q not found.", name).SetNext(
+			"Delete the pod; kube-controller-manager then deletes the VolumeAttachment. If no pod uses it, delete it manually.")
 	case !e.volume.Found:
 	case pv.DeletionTimestamp != nil && !deleting && !va.Status.Attached:
 		e.blocked("volume",
@@ -149,8 +147,7 @@ func explainAttachedVolume(e *explanation) {
 			SetNext("Delete the VolumeAttachment.")
 		explainOtherAttachments(e)
 	case migration.DriverOfVolume(pv) != e.driver && slices.Contains(va.Finalizers, attacher.Finalizer(e.driver)):
-		e.failing("volume",
-			"PersistentVolume %q belongs to driver %q, the Terminating attachment to driver %q.",
+		e.failing("volume", "PersistentVolume %q belongs to driver %q, the Terminating attachment to driver %q.",
 			name, migration.DriverOfVolume(pv), e.driver).
 			SetNext("The attacher of driver %s detaches with the data recorded on the attachment. "+
 				"If none is recorded, verify that the volume is not attached to node %q and remove finalizer %s.",

@@ -76,8 +76,7 @@ func explainClaimAttempts(e *explanation) {
 	of := inQueues(key, "claims", "nodecontroller-pvc-finalizer", "nodecontroller-resize-nudge")
 	of["clone-protection"] = func(k string) bool { return k == source.String() }
 	of[e.driver+"-pvc"] = func(k string) bool { return strings.HasPrefix(k, key+" ") } // an operation follows
-	explainProcess(e, []string{"provisioner", "resizer", "nodecontroller"}, of, provisioner.DefaultVolumeName(claim.UID),
-		e.volumeHandle())
+	explainProcess(e, []string{"provisioner", "resizer", "nodecontroller"}, of, provisioner.DefaultVolumeName(claim.UID), e.volumeHandle())
 }
 
 // nextOfClaim returns the next step of a claim without failures.
@@ -217,8 +216,7 @@ func explainAttachments(e *explanation) {
 		case va.Status.Attached:
 			e.ok("attachment", "Attached to node %q (VolumeAttachment %s).", node, va.Name)
 		default:
-			e.waiting("attachment",
-				"Attaching to node %q (VolumeAttachment %s): no error is recorded.", node, va.Name).
+			e.waiting("attachment", "Attaching to node %q (VolumeAttachment %s): no error is recorded.", node, va.Name).
 				SetNext("The attacher calls ControllerPublishVolume. Run `storage-controller explain va %s`.", va.Name)
 		}
 	}

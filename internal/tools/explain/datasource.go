@@ -54,10 +54,9 @@ func explainGrant(e *explanation, s *sourceFact) {
 			SetNext("Install the CRD of ReferenceGrants, or recreate the claim with a data source in its own namespace.")
 	case s.grants.Found:
 		e.blocked("source",
-			"No ReferenceGrant in namespace %q allows claims of namespace %q to use %v.", s.Namespace, claim.Namespace, s.Source).
-			SetNext(
-				"Create a ReferenceGrant in namespace %q from PersistentVolumeClaims of namespace %q to the %s.", s.Namespace,
-				claim.Namespace, s.Kind)
+			"No ReferenceGrant in namespace %q allows claims of namespace %q to use %v.", s.Namespace, claim.Namespace, s.Source).SetNext(
+			"Create a ReferenceGrant in namespace %q from PersistentVolumeClaims of namespace %q to the %s.", s.Namespace,
+			claim.Namespace, s.Kind)
 	}
 }
 

@@ -86,8 +86,7 @@ func explainHolder(e *explanation, fact leaseFact, lease *coordinationv1.Lease) 
 		added = e.add(severity, "driver",
 			"Lease %s of %q has expired (%s): no %s of driver %s is active with it.", name, holder, renewed, fact.role, fact.driver)
 	default:
-		e.ok("driver",
-			"The %s of driver %s is %q%s, which holds Lease %s.", fact.role, fact.driver, holder, programOf(lease), name)
+		e.ok("driver", "The %s of driver %s is %q%s, which holds Lease %s.", fact.role, fact.driver, holder, programOf(lease), name)
 		return
 	}
 	if severity == finding.Blocked {

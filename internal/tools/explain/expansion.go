@@ -80,8 +80,7 @@ func explainExpansion(e *explanation) {
 	case s.stage == corev1.PersistentVolumeClaimNodeResizeInProgress && conditionOf(claim, nodeError) != nil:
 		failed = explainCondition(e, nodeError, componentKubelet, onNode, false)
 	case s.stage == corev1.PersistentVolumeClaimNodeResizeInProgress:
-		e.waiting("size", "%s is in progress.", onNode).
-			SetNext("The kubelet calls NodeExpandVolume and sets the capacity of the claim.")
+		e.waiting("size", "%s is in progress.", onNode).SetNext("The kubelet calls NodeExpandVolume and sets the capacity of the claim.")
 	case s.stage == corev1.PersistentVolumeClaimNodeResizePending || s.stage == "" && fileSystemPending != nil:
 		e.waiting("size", "The volume has %s at the driver, and %s on the node.", target.String(), s.capacity.String()).
 			SetNext("The kubelet expands the volume on the node while a pod with the claim runs.")

@@ -111,8 +111,7 @@ func (g *gatherer) gatherClaim(ctx context.Context) error {
 	}
 	if isNeeded := claim.DeletionTimestamp != nil || claim.Spec.VolumeName != "" || f.waitsForPod(); isNeeded && !f.pods.Found {
 		f.pods = apiread.List[*corev1.Pod](ctx, g.reader, apiread.Query{Topic: "pod",
-			What: fmt.Sprintf("Pods in namespace %q", claim.Namespace)},
-			g.Kubernetes.CoreV1().Pods(claim.Namespace).List)
+			What: fmt.Sprintf("Pods in namespace %q", claim.Namespace)}, g.Kubernetes.CoreV1().Pods(claim.Namespace).List)
 	}
 	switch {
 	case f.volume.Found && claim.Spec.VolumeName != "":

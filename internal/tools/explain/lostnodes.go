@@ -65,8 +65,7 @@ func explainLostNode(e *explanation, n lostNode) {
 		if n.Held != "" {
 			held = " Without the opt-out in its record, its cleanup would be held by the " + n.Held + "."
 		}
-		e.ok("cleanup", "Node %s of driver %s opted out of the cleanup: nothing is deleted.%s",
-			n.Name(), n.driver, held)
+		e.ok("cleanup", "Node %s of driver %s opted out of the cleanup: nothing is deleted.%s", n.Name(), n.driver, held)
 	case nodecleanup.RecordHeld:
 		e.blocked("cleanup", "Node %s of driver %s %s. Its cleanup is held by the %s: too many nodes are lost.",
 			n.Name(), n.driver, lost, n.Held).

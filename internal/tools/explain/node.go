@@ -64,8 +64,7 @@ func nodeNotFound(f *facts, request Request) error {
 	}
 	if failures != nil {
 		return fmt.Errorf("%v: not found, and objects that refer to it may exist: %s Retry, or ask the cluster administrator for "+
-			"permission",
-			request, strings.Join(failures, " "))
+			"permission", request, strings.Join(failures, " "))
 	}
 	for _, pv := range f.volumes.Value {
 		if requiredAffinity(pv) != nil && len(f.nodesOf(pv)) == 0 {
@@ -128,8 +127,7 @@ func explainPresence(e *explanation, name string) {
 		case c.Status == corev1.ConditionTrue:
 			e.ok("node", "The node is Ready.")
 		default:
-			added := e.failing("node", "The node has not been Ready for %s: %s", e.age(c.LastTransitionTime.Time),
-				sentence(c.Message))
+			added := e.failing("node", "The node has not been Ready for %s: %s", e.age(c.LastTransitionTime.Time), sentence(c.Message))
 			if e.node.Value.DeletionTimestamp == nil {
 				added.SetNext("Bring the node back, or delete it if it does not return: until then, the nodecontroller only reports.")
 			}
@@ -218,9 +216,8 @@ func explainNodeAttachments(e *explanation, name string) {
 		e.ok("attachment", message, finding.Plural(n, "VolumeAttachment"), name, attached, failed)
 		return
 	}
-	e.waiting("attachment", message, finding.Plural(n, "VolumeAttachment"), name, attached, failed).
-		SetNext(
-			"kube-controller-manager deletes the VolumeAttachments after the pods of the node; the attacher then detaches the volumes.")
+	e.waiting("attachment", message, finding.Plural(n, "VolumeAttachment"), name, attached, failed).SetNext(
+		"kube-controller-manager deletes the VolumeAttachments after the pods of the node; the attacher then detaches the volumes.")
 }
 
 // maxErrors bounds how many different errors of the attachments of a node are reported.

@@ -155,9 +155,7 @@ func (c podClaim) findings(pod *explanation) []finding.Finding {
 	}
 	report := explainClaimOfPod(e)
 	if e.claim.Value.Status.Phase != corev1.ClaimBound {
-		report.Findings = append(report.Findings, finding.Finding{
-			Severity: finding.Waiting, Topic: "claim", Message: report.State, Next: report.Next,
-		})
+		report.Findings = append(report.Findings, finding.New(finding.Waiting, "claim", report.State, report.Next))
 	}
 	return report.Findings
 }

@@ -53,11 +53,9 @@ func explainFirstConsumer(e *explanation) {
 	}
 	if direct := slices.IndexFunc(using, func(p *corev1.Pod) bool { return p.Spec.NodeName != "" }); direct >= 0 {
 		p := using[direct]
-		e.blocked("node", "No node is selected, because pod %q was created with spec.nodeName, or was bound by another scheduler.",
-			p.Name).
+		e.blocked("node", "No node is selected, because pod %q was created with spec.nodeName, or was bound by another scheduler.", p.Name).
 			SetNext("Recreate pod %q without spec.nodeName, for example with a nodeSelector; or set annotation %s of the claim to %q.",
-				p.Name,
-				storagehelpers.AnnSelectedNode, p.Spec.NodeName)
+				p.Name, storagehelpers.AnnSelectedNode, p.Spec.NodeName)
 		return
 	}
 	for _, p := range using {
@@ -126,14 +124,12 @@ func explainCapacity(e *explanation) {
 	available, n := e.availableCapacity()
 	switch {
 	case n == 0:
-		e.failing("capacity",
-			"No CSIStorageCapacity of StorageClass %q %s: the scheduler assumes no capacity.", e.class.Value.Name, where).
+		e.failing("capacity", "No CSIStorageCapacity of StorageClass %q %s: the scheduler assumes no capacity.", e.class.Value.Name, where).
 			SetNext("Verify that the capacity role runs for driver %s. A topology segment without capacity may have no object.", e.driver)
 	case available.Cmp(requested) < 0:
 		e.failing("capacity",
 			"Insufficient capacity %s: the claim requests %s, the available capacity for one volume is %s (CSIStorageCapacity "+
-				"objects: %d).",
-			where, requested.String(), available.String(), n).
+				"objects: %d).", where, requested.String(), available.String(), n).
 			SetNext("Add storage, delete unused volumes, or recreate the claim with a smaller request.")
 	default:
 		e.ok("capacity",

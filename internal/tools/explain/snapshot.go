@@ -177,8 +177,7 @@ func explainSnapshotClass(e *explanation) {
 		e.blocked("class", "VolumeSnapshotClass %q not found.", name).
 			SetNext("Create VolumeSnapshotClass %q, or recreate the snapshot with an existing class.", name)
 	case s.class.Found:
-		e.ok("class", "VolumeSnapshotClass %q: driver %s, deletionPolicy %s.", name, s.class.Value.Driver,
-			s.class.Value.DeletionPolicy)
+		e.ok("class", "VolumeSnapshotClass %q: driver %s, deletionPolicy %s.", name, s.class.Value.Driver, s.class.Value.DeletionPolicy)
 		if !e.volume.Found {
 			return
 		}
@@ -302,8 +301,7 @@ func explainContentDeletion(e *explanation) {
 				"or stays if there is none.", e.driver)
 		case content.Spec.DeletionPolicy != snapshotv1.VolumeSnapshotContentDelete:
 			added.SetNext("The snapshotter of driver %s removes its finalizer; the driver keeps the snapshot (deletionPolicy %s).",
-				e.driver,
-				content.Spec.DeletionPolicy)
+				e.driver, content.Spec.DeletionPolicy)
 		default:
 			added.SetNext("The snapshotter of driver %s calls DeleteSnapshot and removes its finalizer.", e.driver)
 		}

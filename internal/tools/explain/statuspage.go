@@ -70,8 +70,7 @@ func explainCalls(e *explanation, page statusz.Page, volumes []string) {
 	}
 	for _, c := range d.Running {
 		if c.Volume != "" && slices.Contains(volumes, c.Volume) {
-			e.waiting("process",
-				"%s for %q has been in flight for %s.", c.Method, c.Volume, duration.HumanDuration(page.Now.Sub(c.Began))).
+			e.waiting("process", "%s for %q has been in flight for %s.", c.Method, c.Volume, duration.HumanDuration(page.Now.Sub(c.Began))).
 				SetNext("The call ends with the response of the driver, or at its deadline.")
 		}
 	}
@@ -100,8 +99,7 @@ func explainAttempts(e *explanation, page statusz.Page, of attempts) {
 		}
 		for _, r := range queue.Running {
 			if concerns(r.Key) {
-				e.waiting("process",
-					"An attempt has been in progress for %s (%s).", duration.HumanDuration(page.Now.Sub(r.Since)),
+				e.waiting("process", "An attempt has been in progress for %s (%s).", duration.HumanDuration(page.Now.Sub(r.Since)),
 					queueAndStage(queue.Name, r.Stage))
 			}
 		}

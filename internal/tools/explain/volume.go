@@ -74,8 +74,7 @@ func explainPhase(e *explanation) {
 	case pv.DeletionTimestamp != nil:
 		e.waiting("phase", "The volume is not bound and is being deleted.").SetNext(finalizersRemoved)
 	case ref == nil:
-		e.waiting("phase",
-			"spec.claimRef is empty.").SetNext("Create a claim that matches; kube-controller-manager binds it.")
+		e.waiting("phase", "spec.claimRef is empty.").SetNext("Create a claim that matches; kube-controller-manager binds it.")
 	case e.claim.Missing:
 		e.waiting("phase", "The volume is reserved for claim %s/%s, which does not exist.", ref.Namespace, ref.Name).
 			SetNext("Create claim %s/%s; kube-controller-manager binds it.", ref.Namespace, ref.Name)
@@ -114,10 +113,9 @@ func explainReleased(e *explanation) {
 	migrated := by != "" && pv.Annotations[storagehelpers.AnnMigratedTo] == e.driver
 	switch {
 	case policy != corev1.PersistentVolumeReclaimDelete:
-		e.waiting("phase", "The claim was deleted; reclaim policy %s keeps the volume.", policy).
-			SetNext(
-				"Save the data, then delete the PersistentVolume and the volume on the storage backend; or remove spec.claimRef to reuse " +
-					"the volume.")
+		e.waiting("phase", "The claim was deleted; reclaim policy %s keeps the volume.", policy).SetNext(
+			"Save the data, then delete the PersistentVolume and the volume on the storage backend; or remove spec.claimRef to reuse " +
+				"the volume.")
 	case e.driver == "":
 		e.waiting("phase", "The claim was deleted; reclaim policy Delete applies.").SetNext("kube-controller-manager deletes the volume.")
 	case by != e.driver && !migrated:
@@ -126,9 +124,8 @@ func explainReleased(e *explanation) {
 			"Delete the volume on the storage backend, then delete the PersistentVolume.")
 	case len(e.attachments.Value) > 0:
 		attached := finding.Plural(len(e.attachments.Value), "VolumeAttachment")
-		e.waiting("phase", "The claim was deleted; reclaim policy Delete applies after detaching (%s).", attached).
-			SetNext(
-				"kube-controller-manager deletes the VolumeAttachments; the attacher detaches the volume; the provisioner deletes it.")
+		e.waiting("phase", "The claim was deleted; reclaim policy Delete applies after detaching (%s).", attached).SetNext(
+			"kube-controller-manager deletes the VolumeAttachments; the attacher detaches the volume; the provisioner deletes it.")
 	default:
 		e.waiting("phase", "The claim was deleted; reclaim policy Delete applies.").
 			SetNext("The provisioner of driver %s calls DeleteVolume and deletes the PersistentVolume.", e.driver)

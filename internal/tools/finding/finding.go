@@ -45,6 +45,11 @@ type Finding struct {
 	Next string `json:"next,omitempty"`
 }
 
+// New returns a finding about the object of the report.
+func New(s Severity, topic, message, next string) Finding {
+	return Finding{Severity: s, Topic: topic, Message: message, Next: next}
+}
+
 // SetNext sets the next step of f.
 func (f *Finding) SetNext(format string, args ...any) { f.Next = fmt.Sprintf(format, args...) }
 
