@@ -77,7 +77,7 @@ var allowed = map[string][]string{
 		"csiclient", "internal/kube", "internal/migration", "internal/rbac", "internal/topology", "internal/volumerules",
 		"internal/tools/apiread", "internal/tools/clock", "internal/tools/finding", "internal/tools/migrate", "nodecontroller/nodecleanup",
 	},
-	"internal/tools/apiread": {"internal/kube", "internal/tools/finding"},
+	"internal/tools/apiread": {"internal/kube", "internal/tools/clock", "internal/tools/finding"},
 	"internal/tools/clock":   {},
 	"internal/tools/finding": {"csiclient"},
 	"internal/finalizers":    {"election", "internal/kube"},

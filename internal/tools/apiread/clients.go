@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/clock"
 )
 
 // Clients read a cluster.
@@ -20,10 +21,14 @@ type Clients struct {
 	Kubernetes kubernetes.Interface
 	Dynamic    dynamic.Interface  // for custom resources
 	Metadata   metadata.Interface // for kinds of which nothing else is needed, and for Secrets
+	Clock      *clock.Clock       // that their responses set
 }
 
 // NewClients returns the clients for cfg.
 func NewClients(cfg *rest.Config) (c Clients, _ error) {
+	c.Clock = new(clock.Clock)
+	cfg = rest.CopyConfig(cfg)
+	cfg.Wrap(c.Clock.Observe)
 	var err, errDynamic, errMetadata error
 	c.Kubernetes, err = kubernetes.NewForConfig(cfg)
 	c.Dynamic, errDynamic = dynamic.NewForConfig(kube.ForCustomResources(cfg))

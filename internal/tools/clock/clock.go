@@ -30,13 +30,24 @@ func Skew(date string, before, after time.Time) time.Duration {
 }
 
 // Clock tells the time of the API server, or the local time before the first response.
-type Clock struct{ skew atomic.Int64 }
+type Clock struct {
+	skew    atomic.Int64
+	isKnown atomic.Bool
+}
 
 // Observe returns a transport of the API server whose responses set c.
 func (c *Clock) Observe(next http.RoundTripper) http.RoundTripper { return observer{c, next} }
 
 // Now returns the time of the API server.
 func (c *Clock) Now() time.Time { return time.Now().Add(-time.Duration(c.skew.Load())) }
+
+// Skew returns how far the local clock is ahead of that of the API server; [Unknown] before the first response with a Date.
+func (c *Clock) Skew() time.Duration {
+	if !c.isKnown.Load() {
+		return Unknown
+	}
+	return time.Duration(c.skew.Load())
+}
 
 type observer struct {
 	clock *Clock
@@ -51,6 +62,7 @@ func (o observer) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	if skew := Skew(response.Header.Get("Date"), before, time.Now()); skew != Unknown {
 		o.clock.skew.Store(int64(skew))
+		o.clock.isKnown.Store(true)
 	}
 	return response, nil
 }

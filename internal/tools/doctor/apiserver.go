@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"time"
@@ -18,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/clock"
@@ -39,17 +37,18 @@ func (e *examination) connect(ctx context.Context) bool {
 		return fail("run this in the pod, or set --kubeconfig", "%v", e.in.ConfigError)
 	}
 	host := e.in.Config.Host
-	version, err := e.askVersion(ctx)
+	var err error
+	if e.Clients, err = apiread.NewClients(e.in.Config); err != nil {
+		return fail("check the kubeconfig", "creating the clients: %v", err)
+	}
+	version, code, err := e.askVersion(ctx)
 	if err != nil {
 		return fail("check the address, the network policies of the pod and the certificate of the API server",
 			"%s does not answer: %v", host, err)
 	}
-	if e.Clients, err = apiread.NewClients(e.in.Config); err != nil {
-		return fail("check the kubeconfig", "creating the client: %v", err)
-	}
 	described := "version " + version
 	if version == "" {
-		described = fmt.Sprintf("version unknown (/version returns %s)", e.versionStatus)
+		described = fmt.Sprintf("version unknown (/version returns %d %s)", code, http.StatusText(code))
 	}
 	reviews := e.Kubernetes.AuthenticationV1().SelfSubjectReviews()
 	review, err := reviews.Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
@@ -74,45 +73,21 @@ func (e *examination) connect(ctx context.Context) bool {
 	default:
 		e.ok(name, "%s, %s, authenticated as %s", host, described, user)
 	}
-	e.Findings = append(e.Findings, checkSkew(e.skew))
-	if e.skew == clock.Unknown {
-		e.skew = 0
-	}
+	e.Findings = append(e.Findings, checkSkew(e.Clock.Skew()))
 	return true
 }
 
-// askVersion returns the version of the API server, "" if it does not say. It also sets e.skew
-// from the Date of the response.
-func (e *examination) askVersion(ctx context.Context) (string, error) {
-	client, err := rest.HTTPClientFor(e.in.Config)
-	if err != nil {
-		return "", err
+// askVersion returns the version of the API server, "" if it does not say, and the HTTP status of the response.
+func (e *examination) askVersion(ctx context.Context) (version string, code int, err error) {
+	body, err := e.Kubernetes.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).StatusCode(&code).Raw()
+	if code == 0 {
+		return "", 0, err
 	}
-	address, _, err := rest.DefaultServerUrlFor(e.in.Config)
-	if err != nil {
-		return "", err
+	var answer struct{ GitVersion string }
+	if err != nil || json.Unmarshal(body, &answer) != nil {
+		return "", code, nil
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address.JoinPath("/version").String(), nil)
-	if err != nil {
-		return "", err
-	}
-	before := time.Now()
-	response, err := client.Do(request)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	e.skew = clock.Skew(response.Header.Get("Date"), before, time.Now())
-	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
-	if err != nil {
-		return "", err
-	}
-	var version struct{ GitVersion string }
-	e.versionStatus = response.Status
-	if response.StatusCode != http.StatusOK || json.Unmarshal(body, &version) != nil {
-		return "", nil
-	}
-	return version.GitVersion, nil
+	return answer.GitVersion, code, nil
 }
 
 // reviewsAccess reports whether the server answers a SelfSubjectAccessReview as an API server does.
@@ -157,9 +132,6 @@ func checkSkew(skew time.Duration) finding.Finding {
 	}
 	return c
 }
-
-// now returns the time of the API server.
-func (e *examination) now() time.Time { return time.Now().Add(-e.skew) }
 
 // checkAPIs checks that the API server serves the resources that roles and features use.
 func (e *examination) checkAPIs() {

@@ -120,9 +120,7 @@ type examination struct {
 	driver csiclient.Driver
 	known  bool // the capabilities of the driver are known
 	apiread.Clients
-	reader        *apiread.Reader
-	skew          time.Duration // of the local clock; positive if it is ahead
-	versionStatus string        // HTTP status of the response to GET /version
+	reader *apiread.Reader
 }
 
 // readTimeout bounds each request to read objects.

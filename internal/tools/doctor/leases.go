@@ -49,8 +49,8 @@ func (e *examination) checkLease(ctx context.Context, r Role) {
 		c = e.holder(name, lease.Value)
 	}
 	for _, l := range append([]string{r.Lease}, r.Others...) {
-		if known := get(l); known.Found && isHeld(known.Value, e.now()) {
-			held = append(held, describe(known.Value, e.now()))
+		if known := get(l); known.Found && isHeld(known.Value, e.Clock.Now()) {
+			held = append(held, describe(known.Value, e.Clock.Now()))
 		}
 	}
 	elsewhere, unknown := e.heldElsewhere(ctx, r)
@@ -74,12 +74,12 @@ func (e *examination) checkLease(ctx context.Context, r Role) {
 
 // holder returns a check of the holder of a Lease.
 func (e *examination) holder(name string, lease *coordinationv1.Lease) finding.Finding {
-	c := finding.Finding{Topic: name, Severity: finding.OK, Message: describe(lease, e.now())}
+	c := finding.Finding{Topic: name, Severity: finding.OK, Message: describe(lease, e.Clock.Now())}
 	if ptr.Deref(lease.Spec.HolderIdentity, "") == "" {
 		c.Message = "no holder: the last one released it"
 		return c
 	}
-	if !isHeld(lease, e.now()) {
+	if !isHeld(lease, e.Clock.Now()) {
 		c.Severity = finding.Warning
 		c.Next = "the role is not active, unless leader election is off: check that a replica is running, and its log"
 	}
@@ -96,8 +96,8 @@ func (e *examination) heldElsewhere(ctx context.Context, r Role) (held []string,
 	reader := e.reader.With(func(f finding.Finding) { unknown = f.Message })
 	leases := apiread.List[*coordinationv1.Lease](ctx, reader, query, e.Kubernetes.CoordinationV1().Leases(metav1.NamespaceAll).List)
 	for _, l := range leases.Value {
-		if l.Namespace != r.LeaseNamespace && isHeld(l, e.now()) {
-			held = append(held, describe(l, e.now()))
+		if l.Namespace != r.LeaseNamespace && isHeld(l, e.Clock.Now()) {
+			held = append(held, describe(l, e.Clock.Now()))
 		}
 	}
 	return held, unknown

@@ -30,7 +30,7 @@ func (e *examination) checkLostNodes(ctx context.Context) {
 	case cm.Missing:
 		e.ok("lost nodes", "no ConfigMap %s in namespace %s", name, e.plan.PodNamespace)
 	case cm.Found:
-		e.Findings = append(e.Findings, lostNodes(cm.Value, e.driver.Name, e.now())...)
+		e.Findings = append(e.Findings, lostNodes(cm.Value, e.driver.Name, e.Clock.Now())...)
 	}
 }
 

@@ -61,8 +61,11 @@ func TestLostNodesOfAPlan(t *testing.T) {
 	c := kubetest.Get(t, kubetest.Real())
 	ns := kubetest.Namespace(t, c)
 	check := func(roles ...Role) []finding.Finding {
-		e := newExamination(Input{})
-		e.Kubernetes, e.plan = c.Client(), Plan{Roles: roles, PodNamespace: ns}
+		e := newExamination(Input{Config: c.Config()})
+		if !e.connect(t.Context()) {
+			t.Fatalf("%+v", e.Findings)
+		}
+		e.Findings, e.plan = nil, Plan{Roles: roles, PodNamespace: ns}
 		e.driver.Name = ns + ".example.com"
 		e.checkLostNodes(t.Context())
 		return e.Findings

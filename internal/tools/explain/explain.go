@@ -14,7 +14,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/internal/tools/apiread"
-	"github.com/storage-controller/storage-controller/internal/tools/clock"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
 
@@ -22,17 +21,12 @@ import (
 type Clients struct {
 	apiread.Clients
 	Status *http.Client // for Request.StatusURL, see [statusz.NewClient]; nil sends no credentials
-	clock  *clock.Clock
 }
 
 // NewClients returns the clients for cfg.
 func NewClients(cfg *rest.Config) (Clients, error) {
-	c := Clients{clock: new(clock.Clock)}
-	cfg = rest.CopyConfig(cfg)
-	cfg.Wrap(c.clock.Observe)
-	var err error
-	c.Clients, err = apiread.NewClients(cfg)
-	return c, err
+	clients, err := apiread.NewClients(cfg)
+	return Clients{Clients: clients}, err
 }
 
 // The kinds that can be explained.
@@ -90,7 +84,7 @@ func Explain(ctx context.Context, clients Clients, request Request) (Report, err
 		p.page, p.err = statusz.Read(ctx, cmp.Or(clients.Status, http.DefaultClient), p.url, false)
 		g.facts.process = p
 	}
-	g.facts.setNow(clients.clock.Now())
+	g.facts.setNow(clients.Clock.Now())
 	return kind.explain(g.facts), nil
 }
 
