@@ -16,6 +16,7 @@ import (
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/explain"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
@@ -147,7 +148,8 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 	if explain.Namespaced(request.Kind) && request.Namespace == "" {
 		request.Namespace = cmp.Or(namespace, election.Namespace("")) // that of the context, of the pod, or default
 	}
-	clients, err := explain.NewClients(kube.ForRole(cfg, buildVersion(), "explain", 0, 0))
+	var clients explain.Clients
+	clients.Clients, err = apiread.NewClients(kube.ForRole(cfg, buildVersion(), "explain", 0, 0))
 	if err != nil {
 		return fmt.Errorf("creating the clients: %w", err)
 	}

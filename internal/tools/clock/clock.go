@@ -8,6 +8,9 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Unknown is the skew to a server whose responses have no Date.
@@ -65,4 +68,14 @@ func (o observer) RoundTrip(r *http.Request) (*http.Response, error) {
 		o.clock.isKnown.Store(true)
 	}
 	return response, nil
+}
+
+// IsHeld reports whether lease has a holder and has not expired at now, a time of a [Clock].
+func IsHeld(lease *coordinationv1.Lease, now time.Time) bool {
+	s := lease.Spec
+	if ptr.Deref(s.HolderIdentity, "") == "" || s.RenewTime == nil {
+		return false
+	}
+	const precision = 2 * time.Second // the clocks are compared to a second
+	return now.Before(s.RenewTime.Add(time.Duration(ptr.Deref(s.LeaseDurationSeconds, 15))*time.Second + precision))
 }

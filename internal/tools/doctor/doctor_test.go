@@ -180,7 +180,7 @@ func TestLeaseIsHeld(t *testing.T) {
 		{lease("a", time.Second), true}, {lease("", time.Second), false}, {lease("a", time.Minute), false},
 		{&coordinationv1.Lease{}, false},
 	} {
-		if isHeld(c.lease, now) != c.want {
+		if clock.IsHeld(c.lease, now) != c.want {
 			t.Errorf("%s: want %t", describe(c.lease, now), c.want)
 		}
 	}

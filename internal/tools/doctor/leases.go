@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/clock"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
@@ -49,7 +50,7 @@ func (e *examination) checkLease(ctx context.Context, r Role) {
 		c = e.holder(name, lease.Value)
 	}
 	for _, l := range append([]string{r.Lease}, r.Others...) {
-		if known := get(l); known.Found && isHeld(known.Value, e.Clock.Now()) {
+		if known := get(l); known.Found && clock.IsHeld(known.Value, e.Clock.Now()) {
 			held = append(held, describe(known.Value, e.Clock.Now()))
 		}
 	}
@@ -79,7 +80,7 @@ func (e *examination) holder(name string, lease *coordinationv1.Lease) finding.F
 		c.Message = "no holder: the last one released it"
 		return c
 	}
-	if !isHeld(lease, e.Clock.Now()) {
+	if !clock.IsHeld(lease, e.Clock.Now()) {
 		c.Severity = finding.Warning
 		c.Next = "the role is not active, unless leader election is off: check that a replica is running, and its log"
 	}
@@ -96,21 +97,11 @@ func (e *examination) heldElsewhere(ctx context.Context, r Role) (held []string,
 	reader := e.reader.With(func(f finding.Finding) { unknown = f.Message })
 	leases := apiread.List[*coordinationv1.Lease](ctx, reader, query, e.Kubernetes.CoordinationV1().Leases(metav1.NamespaceAll).List)
 	for _, l := range leases.Value {
-		if l.Namespace != r.LeaseNamespace && isHeld(l, e.Clock.Now()) {
+		if l.Namespace != r.LeaseNamespace && clock.IsHeld(l, e.Clock.Now()) {
 			held = append(held, describe(l, e.Clock.Now()))
 		}
 	}
 	return held, unknown
-}
-
-// isHeld reports whether lease has a holder and has not expired.
-func isHeld(lease *coordinationv1.Lease, now time.Time) bool {
-	s := lease.Spec
-	if ptr.Deref(s.HolderIdentity, "") == "" || s.RenewTime == nil {
-		return false
-	}
-	valid := time.Duration(ptr.Deref(s.LeaseDurationSeconds, 0))*time.Second + 2*time.Second // the clocks are compared to a second
-	return now.Before(s.RenewTime.Add(valid))
 }
 
 // describe returns the name of lease, its holder, and the age of its last renewal.
@@ -121,7 +112,7 @@ func describe(lease *coordinationv1.Lease, now time.Time) string {
 		return text
 	}
 	age := duration.HumanDuration(max(0, now.Sub(s.RenewTime.Time)))
-	if isHeld(lease, now) {
+	if clock.IsHeld(lease, now) {
 		return fmt.Sprintf("%s, renewed %s ago", text, age)
 	}
 	return fmt.Sprintf("%s, expired: renewed %s ago for %ds", text, age, ptr.Deref(s.LeaseDurationSeconds, 0))

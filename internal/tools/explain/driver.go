@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/clock"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 )
@@ -78,7 +79,7 @@ func explainHolder(e *explanation, fact leaseFact, lease *coordinationv1.Lease) 
 	switch {
 	case holder == "":
 		added = e.add(severity, "driver", "Lease %s has no holder: no %s of driver %s is active with it.", name, fact.role, fact.driver)
-	case e.isExpired(lease):
+	case !e.holds(lease):
 		renewed := "never renewed"
 		if lease.Spec.RenewTime != nil {
 			renewed = "last renewed " + e.age(lease.Spec.RenewTime.Time) + " ago"
@@ -95,14 +96,7 @@ func explainHolder(e *explanation, fact leaseFact, lease *coordinationv1.Lease) 
 }
 
 // holds reports whether a process holds lease.
-func (f *facts) holds(lease *coordinationv1.Lease) bool {
-	return ptr.Deref(lease.Spec.HolderIdentity, "") != "" && !f.isExpired(lease)
-}
-
-func (f *facts) isExpired(lease *coordinationv1.Lease) bool {
-	ttl := time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 15))*time.Second + 2*time.Second // the clocks are compared to a second
-	return lease.Spec.RenewTime == nil || !lease.Spec.RenewTime.Add(ttl).After(f.now)
-}
+func (f *facts) holds(lease *coordinationv1.Lease) bool { return clock.IsHeld(lease, f.now) }
 
 // needsNodecontroller reports whether the nodecontroller of driver has work: a deleted node with its finalizer, or the
 // record of a lost node.

@@ -11,7 +11,6 @@ import (
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
@@ -21,12 +20,6 @@ import (
 type Clients struct {
 	apiread.Clients
 	Status *http.Client // for Request.StatusURL, see [statusz.NewClient]; nil sends no credentials
-}
-
-// NewClients returns the clients for cfg.
-func NewClients(cfg *rest.Config) (Clients, error) {
-	clients, err := apiread.NewClients(cfg)
-	return Clients{Clients: clients}, err
 }
 
 // The kinds that can be explained.

@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
@@ -54,11 +55,11 @@ func must[T any](s *scene, v T, err error) T {
 
 func clientsOf(t *testing.T, cfg *rest.Config) Clients {
 	t.Helper()
-	c, err := NewClients(cfg)
+	c, err := apiread.NewClients(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return Clients{Clients: c}
 }
 
 // explain is the text about an object, as the administrator gets it.
