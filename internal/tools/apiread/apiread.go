@@ -1,8 +1,7 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package apiread reads objects of the API server for explain, doctor and audit: each object and each list once. A read that fails
-// becomes a finding.
+// Package apiread reads each object and each list once, for explain, doctor and audit. A read that fails becomes a finding.
 package apiread
 
 import (

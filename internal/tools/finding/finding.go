@@ -1,7 +1,7 @@
 // Copyright The storage-controller Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package finding holds the form in which explain, doctor and audit report, and writes it as text and as JSON.
+// Package finding holds the findings of explain, doctor and audit, and writes them.
 package finding
 
 import (
