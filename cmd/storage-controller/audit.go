@@ -7,16 +7,15 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/audit"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
@@ -84,7 +83,7 @@ func auditCommand(cmd *cobra.Command, cfg audit.Config, output string) error {
 		if err := writeReport(cmd, report, output); err != nil {
 			return err
 		}
-		if n := len(report.Findings); n > 0 {
+		if n := report.Found(); n > 0 {
 			return &exitError{fmt.Errorf("the audit found %d differences or stuck objects", n), exitFindings}
 		}
 		return nil
@@ -108,33 +107,12 @@ func runAudit(ctx context.Context, c app.Config, cfg audit.Config) (audit.Report
 		a.CSI, a.Driver = csi.Controller(), driver
 	}
 	a.LogicalVolumes = topolvm.IsDriver(a.Driver.Name)
-	client, meta, err := kube.NewClients(kube.ForRole(config, c.Version, "audit", 0, 0))
+	clients, err := apiread.NewClients(kube.ForRole(config, c.Version, "audit", 0, 0))
 	if err != nil {
-		return audit.Report{}, err
+		return audit.Report{}, fmt.Errorf("creating the clients: %w", err)
 	}
-	objects, err := dynamic.NewForConfig(kube.ForCustomResources(kube.ForRole(config, c.Version, "audit", 0, 0)))
-	if err != nil {
-		return audit.Report{}, err
-	}
-	reader := audit.NewAPIReader(client, meta, objects, a.Driver.Name)
-	a.Read = reader.Read
-	report := audit.Report{Driver: a.Driver.Name, Time: time.Now().UTC().Truncate(time.Second)}
-	if report.Findings, err = a.Audit(ctx); err != nil {
-		return audit.Report{}, err
-	}
-	switch volumes, nodes := a.Lists(); {
-	case !volumes:
-		report.Notes = append(report.Notes,
-			"the driver does not report LIST_VOLUMES: volumes were not compared, only stuck objects were searched")
-	case !nodes:
-		report.Notes = append(report.Notes, "the driver does not report LIST_VOLUMES_PUBLISHED_NODES: VolumeAttachments were not compared")
-	}
-	if can := a.Driver.Controller; can.CreateDeleteSnapshot && !can.ListSnapshots && !a.LogicalVolumes {
-		report.Notes = append(report.Notes, "the driver does not report LIST_SNAPSHOTS: snapshots were not compared")
-	}
-	report.Notes = append(report.Notes, reader.Notes()...)
-	report.Volumes, report.Attachments = reader.Counts()
-	return report, nil
+	a.Read = audit.APIReader{Clients: clients, Driver: a.Driver.Name}.Read
+	return a.Audit(ctx)
 }
 
 // connectOnce connects to the driver within the timeout of cfg.

@@ -22,6 +22,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // doctorOptions are the flags of doctor itself.
@@ -139,7 +140,7 @@ func (o doctorOptions) run(cmd *cobra.Command, args []string) error {
 			in.DriverName = cmp.Or(line.driver, in.DriverName)
 			in.Plan = func(driver csiclient.Driver, known bool) doctor.Plan {
 				plan := c.Plan(driver, known)
-				plan.Checks = slices.Insert(plan.Checks, 0, line.check())
+				plan.Findings = slices.Insert(plan.Findings, 0, line.check())
 				return plan
 			}
 		}
@@ -203,12 +204,12 @@ func (o doctorOptions) examineProcesses(cmd *cobra.Command, args []string) error
 		}
 		if found.plan == nil {
 			if o.printRBAC {
-				return fmt.Errorf("no process answers: %s. To continue, %s", found.checks[0].Message, found.checks[0].Hint)
+				return fmt.Errorf("no process answers: %s. To continue, %s", found.checks[0].Message, found.checks[0].Next)
 			}
-			return o.report(cmd, doctor.Report{Version: c.Version, Time: time.Now().UTC().Truncate(time.Second), Checks: found.checks,
+			return o.report(cmd, doctor.Report{Version: c.Version, Time: time.Now().UTC().Truncate(time.Second), Findings: found.checks,
 				Reached: true})
 		}
-		found.plan.Checks = slices.Concat(found.checks, found.plan.Checks)
+		found.plan.Findings = slices.Concat(found.checks, found.plan.Findings)
 		in.Process, in.Permissions = found.plan, found.permissions
 		return o.report(cmd, doctor.Run(ctx, in))
 	})
@@ -224,9 +225,9 @@ func (o doctorOptions) askWorkload(ctx context.Context, in *doctor.Input, namesp
 	in.Namespace = w.object.Namespace
 	if p := found.permissions; p != nil {
 		if p.User != "" && p.User != w.account() {
-			found.checks = append(found.checks, doctor.Check{Name: processCheck, Status: doctor.Warning,
-				Message: fmt.Sprintf("the process authenticates as %s, not as %s", p.User, w.account()),
-				Hint:    "remove --kubeconfig and KUBECONFIG from the container, unless this is intended"})
+			found.checks = append(found.checks, finding.New(finding.Warning, processCheck,
+				fmt.Sprintf("the process authenticates as %s, not as %s", p.User, w.account()),
+				"remove --kubeconfig and KUBECONFIG from the container, unless this is intended"))
 		}
 		p.User = w.account() // never an account that only the process names
 	}
@@ -236,7 +237,7 @@ func (o doctorOptions) askWorkload(ctx context.Context, in *doctor.Input, namesp
 // printRBAC writes the missing permissions in report.
 func printRBAC(cmd *cobra.Command, report doctor.Report) error {
 	if !report.Reached || report.User == "" {
-		return verdict(doctor.Report{Checks: report.Checks})
+		return verdict(doctor.Report{Findings: report.Findings})
 	}
 	unreviewed := report.Unreviewed()
 	if len(report.Missing) == 0 {
@@ -254,11 +255,11 @@ func printRBAC(cmd *cobra.Command, report doctor.Report) error {
 
 // verdict returns the exit code of a report as an error.
 func verdict(report doctor.Report) error {
-	switch failures := report.Count(doctor.Failure); {
+	switch failures := finding.Count(report.Findings, finding.Failing); {
 	case !report.Reached:
 		return errors.New("nothing was checked: neither the driver nor the API server answers")
 	case failures > 0:
-		return &exitError{fmt.Errorf("%d of %d checks failed", failures, len(report.Checks)), exitFindings}
+		return &exitError{fmt.Errorf("%d of %d checks failed", failures, len(report.Findings)), exitFindings}
 	}
 	return nil
 }

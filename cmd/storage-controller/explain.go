@@ -4,19 +4,19 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/explain"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
@@ -55,7 +55,7 @@ the time of the next one, and running and failed calls to the driver. If the pro
 is sent, unless --status-token-file names another one.
 
 The command changes nothing, and reads only the metadata of Secrets. Missing permissions
-are reported as unknown. A finding is fine, unknown, waiting (in progress), failing
+are reported as unknown. A finding is ok, unknown, waiting (in progress), failing
 (retried automatically) or blocked (requires intervention).
 
 The environment variable KUBECONFIG, which may list several files, takes precedence over
@@ -82,7 +82,7 @@ and 2 for a usage error.`,
 	fs := cmd.Flags()
 	fs.StringVarP(&o.namespace, "namespace", "n", "",
 		"namespace of the pod, claim or snapshot; empty means that of the current context, or of the pod")
-	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
+	fs.StringVarP(&o.output, "output", "o", outputText, "text or json")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", settings.UserKubeconfigUsage)
 	fs.StringVar(&o.master, "master", "", "URL of the API server")
 	o.status.add(fs)
@@ -101,7 +101,7 @@ func (o explainOptions) request(args []string) (explain.Request, error) {
 	}
 	kind, ok := explainKinds[strings.ToLower(args[0])]
 	name, namespace, err := o.objectName(kind, args[1])
-	invalid := o.status.validate()
+	invalid := errors.Join(o.status.validate(), checkOutput(o.output))
 	switch {
 	case !ok:
 		return explain.Request{}, fmt.Errorf("kind %q cannot be explained: pod, pvc, pv, va, volumesnapshot and node can", args[0])
@@ -111,8 +111,6 @@ func (o explainOptions) request(args []string) (explain.Request, error) {
 		return explain.Request{}, fmt.Errorf("--namespace: a %s has no namespace; leave it out", kind)
 	case invalid != nil:
 		return explain.Request{}, invalid
-	case !slices.Contains([]string{"text", "json"}, o.output):
-		return explain.Request{}, fmt.Errorf("--output: must be text or json, got %q", o.output)
 	}
 	return explain.Request{Kind: kind, Namespace: namespace, Name: name, StatusURL: o.status.url}, nil
 }
@@ -143,14 +141,15 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	cfg, namespace, err := o.connect()
+	cfg, namespace, err := kube.UserRESTConfig(o.kubeconfig, o.master)
 	if err != nil {
 		return err
 	}
 	if explain.Namespaced(request.Kind) && request.Namespace == "" {
-		request.Namespace = namespace
+		request.Namespace = cmp.Or(namespace, election.Namespace("")) // that of the context, of the pod, or default
 	}
-	clients, err := explain.NewClients(kube.ForRole(cfg, buildVersion(), "explain", 0, 0))
+	var clients explain.Clients
+	clients.Clients, err = apiread.NewClients(kube.ForRole(cfg, buildVersion(), "explain", 0, 0))
 	if err != nil {
 		return fmt.Errorf("creating the clients: %w", err)
 	}
@@ -164,17 +163,5 @@ func (o explainOptions) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	if o.output == "json" {
-		return report.WriteJSON(cmd.OutOrStdout())
-	}
-	return report.WriteText(cmd.OutOrStdout())
-}
-
-// connect returns the connection to the API server, and the default namespace.
-func (o explainOptions) connect() (*rest.Config, string, error) {
-	cfg, namespace, err := kube.UserRESTConfig(o.kubeconfig, o.master)
-	if err == nil && namespace == "" {
-		namespace = election.Namespace("") // that of the pod, or default
-	}
-	return cfg, namespace, err
+	return writeReport(cmd, report, o.output)
 }

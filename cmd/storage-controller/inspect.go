@@ -16,7 +16,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/settings"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // roleCommands returns the roles of each command that a container may run with the program under a name. Those of topolvm also
@@ -38,8 +38,8 @@ type commandLine struct {
 }
 
 // check returns a check of the source of l.
-func (l *commandLine) check() doctor.Check {
-	return doctor.Check{Name: processCheck, Status: doctor.OK, Message: "the flags are those of " + l.source + ", which runs " + l.use}
+func (l *commandLine) check() finding.Finding {
+	return finding.New(finding.OK, processCheck, "the flags are those of "+l.source+", which runs "+l.use, "")
 }
 
 // findCommand returns the command of argv that runs roles and its arguments, or nil if argv runs none.

@@ -22,7 +22,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // TestContainerProcess: doctor reads the flags of the first process of its container.
@@ -127,17 +127,17 @@ func TestDoctorOfACommand(t *testing.T) {
 	}
 	check := func(failures bool) {
 		t.Helper()
-		code, status := 0, doctor.OK
+		code, status := 0, finding.OK
 		if failures {
-			code, status = exitFindings, doctor.Failure
+			code, status = exitFindings, finding.Failing
 		}
 		wantChecks(t, code, of("attacher"),
-			doctor.Check{Name: "process", Status: doctor.OK, Message: "the command line"},
-			doctor.Check{Name: "roles", Status: doctor.OK, Message: "attacher"},
-			doctor.Check{Name: "flags", Status: doctor.Warning, Message: "kube-api-burst (file) has no effect"},
-			doctor.Check{Name: "rbac attacher", Status: status},
-			doctor.Check{Name: "rbac attacher-leader-election", Status: status},
-			doctor.Check{Name: "sidecars", Status: doctor.OK, Message: "in namespace " + ns},
+			finding.Finding{Topic: "process", Severity: finding.OK, Message: "the command line"},
+			finding.Finding{Topic: "roles", Severity: finding.OK, Message: "attacher"},
+			finding.Finding{Topic: "flags", Severity: finding.Warning, Message: "kube-api-burst (file) has no effect"},
+			finding.Finding{Topic: "rbac attacher", Severity: status},
+			finding.Finding{Topic: "rbac attacher-leader-election", Severity: status},
+			finding.Finding{Topic: "sidecars", Severity: finding.OK, Message: "in namespace " + ns},
 		)
 	}
 	printed := func(controllers string) (int, string, string) {

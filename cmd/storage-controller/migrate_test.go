@@ -22,7 +22,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/settings"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
@@ -104,8 +104,8 @@ func doctorWarnsOfNothing(t *testing.T, name string, args []string) {
 		return
 	}
 	if err := withFlags(line.flags, line.roles, func(_ context.Context, c app.Config) error {
-		for _, check := range c.Plan(csiclient.Driver{}, false).Checks {
-			if check.Status != doctor.OK && check.Status != doctor.Skipped {
+		for _, check := range c.Plan(csiclient.Driver{}, false).Findings {
+			if check.Severity != finding.OK && check.Severity != finding.Unknown {
 				t.Errorf("%s: %q: %+v", name, args, check)
 			}
 		}

@@ -17,15 +17,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
 
@@ -34,37 +34,35 @@ const processCheck = "process"
 
 // processes is what running processes report about themselves.
 type processes struct {
-	checks      []doctor.Check      // a check of each process
+	checks      []finding.Finding   // a check of each process
 	plan        *doctor.Plan        // of the first one that answered; nil: none
 	permissions *doctor.Permissions // for plan; nil: not requested
 }
 
 // add adds the status page of the process that name describes.
 func (p *processes) add(name string, page statusz.Page) {
-	c := doctor.Check{Name: processCheck, Status: doctor.OK,
-		Message: fmt.Sprintf("%s: version %s, started at %s", name, page.Version, page.Started.Format(time.RFC3339))}
+	started := fmt.Sprintf("%s: version %s, started at %s", name, page.Version, page.Started.Format(time.RFC3339))
+	c := finding.New(finding.OK, processCheck, started, "")
 	for _, failed := range page.Checks {
 		if failed.Error != "" {
-			c.Status, c.Message = doctor.Warning, c.Message+"; "+failed.Kind+" "+failed.Name+": "+failed.Error
-			c.Hint = "correct the cause; the log of the process has details"
+			c.Severity, c.Message = finding.Warning, c.Message+"; "+failed.Kind+" "+failed.Name+": "+failed.Error
+			c.Next = "correct the cause; the log of the process has details"
 		}
 	}
 	p.checks = append(p.checks, c)
 	for _, r := range page.Roles {
 		if r.Disabled != "" {
-			p.checks = append(p.checks, doctor.Check{Name: "role " + r.Name, Status: doctor.Warning,
-				Message: name + ": disabled: " + r.Disabled,
-				Hint:    "fix the error; until then the role is disabled, and started again with back-off"})
+			p.checks = append(p.checks, doctor.DisabledRole(r.Name, name+": disabled: "+r.Disabled))
 		}
 	}
 	if p.plan == nil {
 		p.plan, p.permissions = page.Plan, page.Permissions
 		return
 	}
-	for _, c := range page.Plan.Checks {
-		if !slices.Contains(p.plan.Checks, c) {
+	for _, c := range page.Plan.Findings {
+		if !slices.Contains(p.plan.Findings, c) {
 			c.Message += " (" + name + ")"
-			p.plan.Checks = append(p.plan.Checks, c)
+			p.plan.Findings = append(p.plan.Findings, c)
 		}
 	}
 }
@@ -108,28 +106,23 @@ type workload struct {
 	container corev1.Container
 }
 
-// readWorkload reads the workload that object names as KIND/NAME. container is the name of the container; "" is the only one that
+// readWorkload reads the workload that reference names as KIND/NAME. container is the name of the container; "" is the only one that
 // runs roles.
-func readWorkload(ctx context.Context, cfg *rest.Config, namespace, object, container string) (workload, error) {
+func readWorkload(ctx context.Context, cfg *rest.Config, namespace, reference, container string) (workload, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.Timeout = statusz.ReviewTimeout
-	kind, name, _ := strings.Cut(object, "/")
+	kind, name, _ := strings.Cut(reference, "/")
 	w := workload{kind: strings.TrimSuffix(workloadResources[strings.ToLower(kind)], "s")}
-	objects, err := dynamic.NewForConfig(kube.ForCustomResources(cfg))
-	if err == nil {
-		w.client, err = kubernetes.NewForConfig(cfg)
-	}
+	clients, err := apiread.NewClients(cfg)
 	if err != nil {
-		return w, fmt.Errorf("creating the client: %w", err)
+		return w, fmt.Errorf("creating the clients: %w", err)
 	}
-	resource := appsv1.SchemeGroupVersion.WithResource(w.kind + "s")
-	o, err := objects.Resource(resource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err == nil {
-		err = runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &w.object)
-	}
+	objects := clients.Dynamic.Resource(appsv1.SchemeGroupVersion.WithResource(w.kind + "s")).Namespace(namespace)
+	object, err := apiread.Typed[appsv1.Deployment](objects)(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return w, fmt.Errorf("reading %s/%s in namespace %s: %w", w.kind, name, namespace, err)
 	}
+	w.client, w.object = clients.Kubernetes, *object
 	err = w.choose(container)
 	return w, err
 }
@@ -186,7 +179,7 @@ func (w *workload) ask(ctx context.Context, permissions bool) (processes, error)
 	})
 	var p processes
 	if len(pods) == 0 {
-		p.checks = []doctor.Check{w.withoutPod()}
+		p.checks = []finding.Finding{w.withoutPod()}
 	}
 	running := 0
 	for _, pod := range pods {
@@ -203,18 +196,17 @@ func (w *workload) ask(ctx context.Context, permissions bool) (processes, error)
 			}
 			reason, hint = pageError(err), w.otherWays(pod.Name, err)
 		}
-		p.checks = append(p.checks, doctor.Check{Name: processCheck, Status: doctor.Failure,
-			Message: "pod " + pod.Name + ": " + reason, Hint: hint})
+		p.checks = append(p.checks, finding.New(finding.Failing, processCheck, "pod "+pod.Name+": "+reason, hint))
 	}
 	if running > maxPages {
-		p.checks = append(p.checks, doctor.Check{Name: processCheck, Status: doctor.Skipped,
-			Message: fmt.Sprintf("the container runs in %d pods, of which the first %d were asked", running, maxPages)})
+		message := fmt.Sprintf("the container runs in %d pods, of which the first %d were asked", running, maxPages)
+		p.checks = append(p.checks, finding.New(finding.Unknown, processCheck, message, ""))
 	}
 	return p, nil
 }
 
 // withoutPod returns the check of a workload without a pod, with its conditions.
-func (w *workload) withoutPod() doctor.Check {
+func (w *workload) withoutPod() finding.Finding {
 	message := w.String() + " has no pod"
 	if ptr.Deref(w.object.Spec.Replicas, 1) == 0 {
 		message += ": its replicas are 0"
@@ -222,8 +214,8 @@ func (w *workload) withoutPod() doctor.Check {
 	for _, c := range w.object.Status.Conditions {
 		message += fmt.Sprintf("; %s=%s (%s): %s", c.Type, c.Status, c.Reason, c.Message)
 	}
-	return doctor.Check{Name: processCheck, Status: doctor.Failure, Message: message,
-		Hint: fmt.Sprintf("correct the cause: kubectl describe -n %s %s/%s", w.object.Namespace, w.kind, w.object.Name)}
+	return finding.New(finding.Failing, processCheck, message,
+		fmt.Sprintf("correct the cause: kubectl describe -n %s %s/%s", w.object.Namespace, w.kind, w.object.Name))
 }
 
 // notRunning returns why the container in pod does not run, and what to do; "" if it runs.

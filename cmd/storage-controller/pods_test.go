@@ -25,6 +25,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
 
@@ -137,7 +138,7 @@ func describing(t *testing.T, args []string, missing ...rbac.Access) http.Handle
 
 // wantChecks fails the test unless the report of doctor with args has checks with the status and a part of the message or hint of
 // those in want.
-func wantChecks(t *testing.T, wantCode int, args []string, want ...doctor.Check) doctor.Report {
+func wantChecks(t *testing.T, wantCode int, args []string, want ...finding.Finding) doctor.Report {
 	t.Helper()
 	code, stdout, stderr := output(t, slices.Concat([]string{programName, "doctor", "-o", "json"}, args)...)
 	var report doctor.Report
@@ -145,8 +146,9 @@ func wantChecks(t *testing.T, wantCode int, args []string, want ...doctor.Check)
 		t.Fatalf("%v, exit code %d, want %d: %s%s", err, code, wantCode, stdout, stderr)
 	}
 	for _, w := range want {
-		if !slices.ContainsFunc(report.Checks, func(c doctor.Check) bool {
-			return c.Name == w.Name && c.Status == w.Status && strings.Contains(c.Message, w.Message) && strings.Contains(c.Hint, w.Hint)
+		if !slices.ContainsFunc(report.Findings, func(c finding.Finding) bool {
+			return c.Topic == w.Topic && c.Severity == w.Severity && strings.Contains(c.Message, w.Message) && strings.Contains(c.Next,
+				w.Next)
 		}) {
 			t.Errorf("no check %+v in %s", w, stdout)
 		}
@@ -171,20 +173,22 @@ func TestDoctorAsksTheProcesses(t *testing.T) {
 	base := []string{"-n", workloadNamespace, "deployment/controller", "--kubeconfig=" + w.serve(t)}
 	account := "system:serviceaccount:" + workloadNamespace + ":csi"
 	report := wantChecks(t, exitFindings, base,
-		doctor.Check{Name: "process", Status: doctor.OK, Message: "pod p2: version v7, started at 1970-01-01T00:00:00Z"},
-		doctor.Check{Name: "process", Status: doctor.OK, Message: "pod p3: version v7"},
-		doctor.Check{Name: "process", Status: doctor.Warning, Message: "as system:serviceaccount:other:own, not as " + account},
-		doctor.Check{Name: "role capacity", Status: doctor.Warning, Message: "pod p3: disabled: no owner"},
-		doctor.Check{Name: "driver", Status: doctor.OK, Message: "drv.example.com, version 3.4"},
-		doctor.Check{Name: "capabilities", Status: doctor.OK, Message: "PUBLISH_UNPUBLISH_VOLUME"},
-		doctor.Check{Name: "flags", Status: doctor.Warning, Message: "kube-api-burst (flag) has no effect"},
-		doctor.Check{Name: "flags", Status: doctor.Warning, Message: "otlp-endpoint is not set (pod p3)"},
-		doctor.Check{Name: "rbac", Status: doctor.OK, Message: "reviewed by the process at 1970-01-01T00:01:00Z"},
-		doctor.Check{Name: "rbac attacher", Status: doctor.Failure, Message: "not granted: patch volumeattachments/status.storage.k8s.io"},
-		doctor.Check{Name: "csidriver", Status: doctor.Warning, Message: "drv.example.com"},
-		doctor.Check{Name: "sidecars", Status: doctor.OK, Message: "in namespace " + workloadNamespace},
+		finding.Finding{Topic: "process", Severity: finding.OK, Message: "pod p2: version v7, started at 1970-01-01T00:00:00Z"},
+		finding.Finding{Topic: "process", Severity: finding.OK, Message: "pod p3: version v7"},
+		finding.Finding{Topic: "process", Severity: finding.Warning, Message: "as system:serviceaccount:other:own, not as " + account},
+		finding.Finding{Topic: "role capacity", Severity: finding.Warning, Message: "pod p3: disabled: no owner"},
+		finding.Finding{Topic: "driver", Severity: finding.OK, Message: "drv.example.com, version 3.4"},
+		finding.Finding{Topic: "capabilities", Severity: finding.OK, Message: "PUBLISH_UNPUBLISH_VOLUME"},
+		finding.Finding{Topic: "flags", Severity: finding.Warning, Message: "kube-api-burst (flag) has no effect"},
+		finding.Finding{Topic: "flags", Severity: finding.Warning, Message: "otlp-endpoint is not set (pod p3)"},
+		finding.Finding{Topic: "rbac", Severity: finding.OK, Message: "reviewed by the process at 1970-01-01T00:01:00Z"},
+		finding.Finding{Topic: "rbac attacher", Severity: finding.Failing,
+			Message: "not granted: patch volumeattachments/status.storage.k8s.io"},
+		finding.Finding{Topic: "csidriver", Severity: finding.Warning, Message: "drv.example.com"},
+		finding.Finding{Topic: "sidecars", Severity: finding.OK, Message: "in namespace " + workloadNamespace},
 	)
-	if report.Driver != "drv.example.com" || slices.ContainsFunc(report.Checks, func(c doctor.Check) bool { return c.Name == "socket" }) {
+	if report.Driver != "drv.example.com" || slices.ContainsFunc(report.Findings,
+		func(c finding.Finding) bool { return c.Topic == "socket" }) {
 		t.Errorf("%+v", report)
 	}
 	slices.Sort(w.requests)
@@ -220,8 +224,8 @@ func TestDoctorOfManyPods(t *testing.T) {
 	page := describing(t, nil)
 	w.page = func(string) http.Handler { return page }
 	wantChecks(t, exitFindings, []string{"-n", workloadNamespace, "deployment/controller", "--kubeconfig=" + w.serve(t)},
-		doctor.Check{Name: "process", Status: doctor.Skipped, Message: "in 21 pods, of which the first 20 were asked"},
-		doctor.Check{Name: "process", Status: doctor.Failure, Message: "pod p21: is Pending"})
+		finding.Finding{Topic: "process", Severity: finding.Unknown, Message: "in 21 pods, of which the first 20 were asked"},
+		finding.Finding{Topic: "process", Severity: finding.Failing, Message: "pod p21: is Pending"})
 	if len(w.requests) != maxPages {
 		t.Errorf("%d pages were read", len(w.requests))
 	}
@@ -236,7 +240,7 @@ func TestDoctorOfAnIntruder(t *testing.T) {
 	leases, elsewhere := rbac.Of("attacher-leader-election", workloadNamespace), rbac.Of("provisioner-leader-election", "other")
 	plan := doctor.Plan{
 		Driver: csiclient.Driver{Name: "victim.example.com"}, Known: true,
-		Checks: []doctor.Check{{Name: "a", Status: doctor.OK, Message: "b\x1b[2J\nok       rbac"}},
+		Findings: []finding.Finding{{Topic: "a", Severity: finding.OK, Message: "b\x1b[2J\nok       rbac"}},
 		Grants: []rbac.Grant{
 			{File: "attacher", Accesses: []rbac.Access{wildcard}},
 			{File: "../attacher", Accesses: []rbac.Access{wildcard}},
@@ -267,9 +271,10 @@ func TestDoctorOfAnIntruder(t *testing.T) {
 		t.Errorf("too much is granted:\n%s", stdout)
 	}
 	wantChecks(t, exitFindings, base,
-		doctor.Check{Name: "driver", Status: doctor.Failure, Message: `serves the driver "victim.example.com"`},
-		doctor.Check{Name: "rbac provisioner-leader-election", Status: doctor.Failure, Hint: "if the process should use namespace other"},
-		doctor.Check{Name: "rbac provisioner-secrets", Status: doctor.Skipped},
+		finding.Finding{Topic: "driver", Severity: finding.Failing, Message: `serves the driver "victim.example.com"`},
+		finding.Finding{Topic: "rbac provisioner-leader-election", Severity: finding.Failing,
+			Next: "if the process should use namespace other"},
+		finding.Finding{Topic: "rbac provisioner-secrets", Severity: finding.Unknown},
 	)
 	_, text, _ := output(t, slices.Concat([]string{programName, "doctor"}, base)...)
 	if strings.Contains(text, "\x1b") || strings.Contains(text, "\nok       rbac\n") {
@@ -285,9 +290,9 @@ func TestDoctorOfAStatusURL(t *testing.T) {
 	defer server.Close()
 	kubeconfig := "--kubeconfig=" + kubetest.Get(t).Kubeconfig()
 	wantChecks(t, exitFindings, []string{"--status-url=" + server.URL, kubeconfig, "--v=1"},
-		doctor.Check{Name: "process", Status: doctor.OK, Message: server.URL + ": version v7"},
-		doctor.Check{Name: "driver", Status: doctor.OK, Message: "drv.example.com"},
-		doctor.Check{Name: "rbac attacher", Status: doctor.Failure, Message: "volumeattachments/status"},
+		finding.Finding{Topic: "process", Severity: finding.OK, Message: server.URL + ": version v7"},
+		finding.Finding{Topic: "driver", Severity: finding.OK, Message: "drv.example.com"},
+		finding.Finding{Topic: "rbac attacher", Severity: finding.Failing, Message: "volumeattachments/status"},
 	)
 	for mistake, tt := range map[string]struct {
 		code int
@@ -384,11 +389,11 @@ func TestNoProcessAnswers(t *testing.T) {
 			w := newWorkload("p1")
 			tt.change(w)
 			base := []string{"-n", workloadNamespace, "deployments/controller", "--kubeconfig=" + w.serve(t)}
-			var want []doctor.Check
+			var want []finding.Finding
 			for hint := range strings.SplitSeq(tt.hints, "|") {
-				want = append(want, doctor.Check{Name: "process", Status: doctor.Failure, Message: tt.message, Hint: hint})
+				want = append(want, finding.Finding{Topic: "process", Severity: finding.Failing, Message: tt.message, Next: hint})
 			}
-			if report := wantChecks(t, exitFindings, base, want...); len(report.Checks) != 1 || !report.Reached {
+			if report := wantChecks(t, exitFindings, base, want...); len(report.Findings) != 1 || !report.Reached {
 				t.Errorf("more than one check: %+v", report)
 			}
 			code, stdout, stderr := output(t, slices.Concat([]string{programName, "doctor"}, base,

@@ -19,6 +19,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/app"
 	"github.com/storage-controller/storage-controller/internal/settings"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -108,22 +109,22 @@ const (
 
 // report is the result of a command.
 type report interface {
-	WriteText(io.Writer) error
-	WriteJSON(io.Writer) error
+	Text() string
 }
 
 // writeReport writes r to the output of cmd.
 func writeReport(cmd *cobra.Command, r report, output string) error {
 	if output == outputJSON {
-		return r.WriteJSON(cmd.OutOrStdout())
+		return finding.WriteJSON(cmd.OutOrStdout(), r)
 	}
-	return r.WriteText(cmd.OutOrStdout())
+	_, err := io.WriteString(cmd.OutOrStdout(), r.Text())
+	return err
 }
 
 // checkOutput returns an error for an unknown format of reports.
 func checkOutput(output string) error {
 	if output != outputText && output != outputJSON {
-		return &usageError{fmt.Errorf("-o: must be %s or %s, got %q", outputText, outputJSON, output)}
+		return &usageError{fmt.Errorf("--output: must be %s or %s, got %q", outputText, outputJSON, output)}
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/settings"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // Plan returns what a process with c would do for driver, as far as settings and environment determine it.
@@ -34,15 +35,14 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 		Selected:     namesRoles(c.Settings) || !mayRun(c.Settings, attacherName) || !mayRun(c.Settings, capacityName),
 		PodNamespace: election.Namespace(""), Pod: os.Getenv("POD_NAME"),
 	}
-	p.Checks = append(p.Checks, newCheck("settings", "valid", c.Validate(),
+	p.Findings = append(p.Findings, newCheck("settings", "valid", c.Validate(),
 		"correct the flag, the environment variable or the file; config print shows the effective settings"))
 	chosen, others, refusal := c.choose(driver, known)
 	if refusal != nil {
-		p.Checks = append(p.Checks, newCheck("roles", "", refusal, ""))
+		p.Findings = append(p.Findings, newCheck("roles", "", refusal, ""))
 	}
-	p.Checks = append(p.Checks, rolesCheck(chosen, others, known)...)
-	p.Checks = append(p.Checks, c.environmentChecks(chosen, c.inPod())...)
-	p.Checks = append(p.Checks, ineffectiveChecks(c.ineffective(chosen, driver, known), accepted(c))...)
+	p.Findings = slices.Concat(p.Findings, rolesCheck(chosen, others, known), c.environmentChecks(chosen, c.inPod()),
+		ineffectiveChecks(c.ineffective(chosen, driver, known), accepted(c)))
 	for _, r := range chosen {
 		p.Roles = append(p.Roles, c.planRole(r, driver.Name))
 	}
@@ -51,7 +51,7 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 	p.Topology = driver.Plugin.VolumeAccessibilityConstraints && c.Role(provisionerName).Gates.Enabled("Topology")
 	if driver.Name != "" && contains(chosen, nodecontrollerName) {
 		if _, _, err := completeNodecontroller(c.Settings, driver.Name); err != nil {
-			p.Checks = append(p.Checks, newCheck("settings nodecontroller", "", err, "correct the flag"))
+			p.Findings = append(p.Findings, newCheck("settings nodecontroller", "", err, "correct the flag"))
 		}
 	}
 	return p
@@ -116,28 +116,28 @@ func (c Config) apis(chosen []Role, driver csiclient.Driver) []doctor.API {
 }
 
 // newCheck returns a check that failed with err, or passed with message.
-func newCheck(name, message string, err error, hint string) doctor.Check {
+func newCheck(name, message string, err error, hint string) finding.Finding {
 	if err != nil {
-		return doctor.Check{Name: name, Status: doctor.Failure, Message: oneLine(err), Hint: hint}
+		return finding.New(finding.Failing, name, oneLine(err), hint)
 	}
-	return doctor.Check{Name: name, Status: doctor.OK, Message: message}
+	return finding.New(finding.OK, name, message, "")
 }
 
 // oneLine returns the text of err, which may join several errors, as one line.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // rolesCheck lists the roles that would run, and those that would not.
-func rolesCheck(chosen []Role, others []skipped, known bool) []doctor.Check {
-	c := doctor.Check{Name: "roles", Status: doctor.OK, Message: strings.Join(names(chosen), ", ")}
+func rolesCheck(chosen []Role, others []skipped, known bool) []finding.Finding {
+	c := finding.New(finding.OK, "roles", strings.Join(names(chosen), ", "), "")
 	switch {
 	case len(chosen) == 0:
-		c.Status, c.Message, c.Hint = doctor.Failure, "no role would run", "check that this is the right driver, or set --controllers"
+		c.Severity, c.Message, c.Next = finding.Failing, "no role would run", "check that this is the right driver, or set --controllers"
 	case !known:
 		c.Message += " (as far as the driver supports them; its capabilities are unknown)"
 	}
-	checks := []doctor.Check{c}
+	checks := []finding.Finding{c}
 	for _, s := range others {
-		checks = append(checks, doctor.Check{Name: "roles", Status: doctor.Skipped, Message: s.role + ": " + oneLine(s.reason)})
+		checks = append(checks, finding.New(finding.Unknown, "roles", s.role+": "+oneLine(s.reason), ""))
 	}
 	return checks
 }
@@ -150,7 +150,7 @@ func (c Config) inPod() bool {
 
 // environmentChecks checks the environment variables of roles and Leases. Outside of the pod, a missing
 // variable is only a warning.
-func (c Config) environmentChecks(chosen []Role, inPod bool) []doctor.Check {
+func (c Config) environmentChecks(chosen []Role, inPod bool) []finding.Finding {
 	var errs []error
 	for _, r := range chosen {
 		if r.environment != nil {
@@ -162,44 +162,39 @@ func (c Config) environmentChecks(chosen []Role, inPod bool) []doctor.Check {
 	}
 	missing := newCheck("environment", "all variables that the roles require are set", errors.Join(errs...),
 		"set it with valueFrom.fieldRef at the container")
-	if missing.Status == doctor.Failure && !inPod {
-		missing.Status = doctor.Warning
-		missing.Hint += "; this process uses a kubeconfig, so the environment of the pod may differ"
+	if missing.Severity == finding.Failing && !inPod {
+		missing.Severity = finding.Warning
+		missing.Next += "; this process uses a kubeconfig, so the environment of the pod may differ"
 	}
-	checks := []doctor.Check{missing}
+	checks := []finding.Finding{missing}
 	elected := slices.ContainsFunc(chosen, func(r Role) bool { return c.Role(r.Name).Election.Enabled })
 	if elected && os.Getenv("POD_NAME") == "" && inPod {
-		checks = append(checks, doctor.Check{
-			Name: "environment", Status: doctor.Warning,
-			Message: "POD_NAME is not set: the host name identifies a replica, but pods with hostNetwork on the same node share it",
-			Hint:    "set POD_NAME from metadata.name",
-		})
+		checks = append(checks, finding.New(finding.Warning, "environment",
+			"POD_NAME is not set: the host name identifies a replica, but pods with hostNetwork on the same node share it",
+			"set POD_NAME from metadata.name"))
 	}
 	for _, name := range All.Options().UnknownVariables(os.Environ()) {
-		checks = append(checks, doctor.Check{
-			Name: "environment", Status: doctor.Warning, Message: "environment variable " + name + " matches no option and has no effect",
-			Hint: "correct the name: " + settings.EnvPrefix + " and the name of the flag in capitals, with underscores",
-		})
+		checks = append(checks, finding.New(finding.Warning, "environment",
+			"environment variable "+name+" matches no option and has no effect",
+			"correct the name: "+settings.EnvPrefix+" and the name of the flag in capitals, with underscores"))
 	}
 	return checks
 }
 
 // ineffectiveChecks returns a warning for each setting without effect, except those that are accepted from manifests of the
 // sidecars. reasons is by setting.
-func ineffectiveChecks(reasons map[string]string, accepted []string) []doctor.Check {
-	var checks []doctor.Check
+func ineffectiveChecks(reasons map[string]string, accepted []string) []finding.Finding {
+	var checks []finding.Finding
 	switch {
 	case len(accepted) > 0:
-		checks = append(checks, doctor.Check{Name: "flags", Status: doctor.OK,
-			Message: "accepted from manifests of the sidecars, without effect: " + strings.Join(accepted, ", ")})
+		checks = append(checks, finding.New(finding.OK, "flags",
+			"accepted from manifests of the sidecars, without effect: "+strings.Join(accepted, ", "), ""))
 	case len(reasons) == 0:
-		checks = append(checks, doctor.Check{Name: "flags", Status: doctor.OK, Message: "every setting has an effect"})
+		checks = append(checks, finding.New(finding.OK, "flags", "every setting has an effect", ""))
 	}
 	for _, name := range slices.Sorted(maps.Keys(reasons)) {
-		checks = append(checks, doctor.Check{
-			Name: "flags", Status: doctor.Warning, Message: name + " has no effect: " + reasons[name],
-			Hint: "remove it, or set the option that it requires",
-		})
+		checks = append(checks, finding.New(finding.Warning, "flags", name+" has no effect: "+reasons[name],
+			"remove it, or set the option that it requires"))
 	}
 	return checks
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // able is a driver that can do everything.
@@ -132,7 +133,7 @@ func TestSettingsWithoutEffect(t *testing.T) {
 			if settings, is := strings.CutPrefix(check.Message, "accepted from manifests of the sidecars, without effect: "); is {
 				have = append(have, "accepted: "+settings)
 			}
-			if check.Status == doctor.Warning {
+			if check.Severity == finding.Warning {
 				name, _, _ := strings.Cut(check.Message, " has no effect: ")
 				have = append(have, name)
 			}
@@ -147,9 +148,9 @@ func TestEnvironmentOfThePodCounts(t *testing.T) {
 	t.Setenv("NAMESPACE", "")
 	t.Setenv("POD_NAME", "")
 	c := configOf(t, All, "--leader-election")
-	for inPod, want := range map[bool]doctor.Status{true: doctor.Failure, false: doctor.Warning} {
+	for inPod, want := range map[bool]finding.Severity{true: finding.Failing, false: finding.Warning} {
 		checks := c.environmentChecks([]Role{capacityRole}, inPod)
-		if checks[0].Status != want || !strings.Contains(checks[0].Message, "NAMESPACE") || (len(checks) > 1) != inPod {
+		if checks[0].Severity != want || !strings.Contains(checks[0].Message, "NAMESPACE") || (len(checks) > 1) != inPod {
 			t.Errorf("%t: %+v", inPod, checks)
 		}
 	}
@@ -168,13 +169,13 @@ func TestDoctorHasALinePerCheck(t *testing.T) {
 	t.Setenv("NAMESPACE", "")
 	t.Setenv("POD_NAME", "")
 	c := configOf(t, All)
-	i := slices.IndexFunc(c.Plan(able(), true).Checks, func(c doctor.Check) bool {
+	i := slices.IndexFunc(c.Plan(able(), true).Findings, func(c finding.Finding) bool {
 		return strings.Contains(c.Message, "NAMESPACE") && strings.Contains(c.Message, "POD_NAME")
 	})
 	if i < 0 {
 		t.Fatal("nothing is said about both variables")
 	}
-	if m := c.Plan(able(), true).Checks[i].Message; strings.Contains(m, "\n") {
+	if m := c.Plan(able(), true).Findings[i].Message; strings.Contains(m, "\n") {
 		t.Errorf("several lines: %q", m)
 	}
 }

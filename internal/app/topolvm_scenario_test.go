@@ -34,7 +34,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
@@ -42,10 +41,10 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
-	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/audit"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 	"github.com/storage-controller/storage-controller/topolvm"
 	"github.com/storage-controller/storage-controller/topolvm/topolvmtest"
@@ -642,11 +641,11 @@ func TestNodecontrollerOfTopolvm(t *testing.T) {
 					have = "left out"
 				}
 				plan := c.Plan(d, known)
-				failed := slices.ContainsFunc(plan.Checks, func(check doctor.Check) bool {
-					return check.Status == doctor.Failure && strings.Contains(check.Message, "Run the command topolvm")
+				failed := slices.ContainsFunc(plan.Findings, func(check finding.Finding) bool {
+					return check.Severity == finding.Failing && strings.Contains(check.Message, "Run the command topolvm")
 				})
 				if failed != (tt.want == "refused") || slices.Contains(filesOf(plan), nodecontrollerName) != (tt.want == "runs") {
-					t.Errorf("%s, %s, known %t: doctor plans %+v", name, driver, known, plan.Checks)
+					t.Errorf("%s, %s, known %t: doctor plans %+v", name, driver, known, plan.Findings)
 				}
 				if finalizer := c.unreleased(chosen, driver); (finalizer == driver+"/node") != (have == "absent") {
 					t.Errorf("%s, %s, known %t: the finalizer %q stays", name, driver, known, finalizer)
@@ -705,7 +704,7 @@ func (p *pod) bind(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVol
 func (p *pod) unreferenced(name, node string) {
 	p.t.Helper()
 	found := p.audited(name)
-	if len(found) != 1 || found[0].Kind != audit.VolumeWithoutPV || found[0].Node != node {
+	if len(found) != 1 || found[0].Topic != audit.VolumeWithoutPV || found[0].Node != node {
 		p.t.Errorf("the audit finds %+v", found)
 	}
 	if lv, err := p.lvs.Get(p.t.Context(), name, metav1.GetOptions{}); err != nil || lv.DeletionTimestamp != nil {
@@ -716,26 +715,21 @@ func (p *pod) unreferenced(name, node string) {
 // audited returns what an audit, which does not call the driver, finds in two minutes about a LogicalVolume.
 func (p *pod) audited(name string) []audit.Finding {
 	p.t.Helper()
-	config := kubetest.Get(p.t).Config()
-	client, meta, err := kube.NewClients(config)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	objects, err := dynamic.NewForConfig(kube.ForCustomResources(config))
+	clients, err := apiread.NewClients(kubetest.Get(p.t).Config())
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	cfg := audit.DefaultConfig()
 	cfg.Settle = time.Millisecond
-	found, err := audit.Auditor{
+	report, err := audit.Auditor{
 		Config: cfg, Driver: csiclient.Driver{Name: topolvm.Driver}, LogicalVolumes: true, Snapshots: true,
-		Read: audit.NewAPIReader(client, meta, objects, topolvm.Driver).Read,
+		Read: audit.APIReader{Clients: clients, Driver: topolvm.Driver}.Read,
 		Now:  func() time.Time { return time.Now().Add(2 * time.Minute) },
 	}.Audit(p.t.Context())
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	return slices.DeleteFunc(found, func(f audit.Finding) bool { return f.Object != "LogicalVolume "+name })
+	return slices.DeleteFunc(report.Findings, func(f audit.Finding) bool { return f.Object != "LogicalVolume "+name })
 }
 
 // volumeRequest returns a request for a volume on a node.

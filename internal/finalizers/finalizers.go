@@ -26,13 +26,37 @@ import (
 
 // Removal names the component that removes a finalizer, and the condition. When is empty for a
 // finalizer that is not known here.
-type Removal struct{ By, When string }
+type Removal struct {
+	By   string `json:"removedBy"` // a component, or unknown
+	When string `json:"when"`
+}
 
-func (r Removal) String() string {
-	if r.When == "" {
-		return r.By
+// Finalizer is a finalizer of an object, and its removal.
+type Finalizer struct {
+	Name string `json:"name"`
+	Removal
+}
+
+// Of returns the finalizers called names of an object of a kind. drivers are those that the object may belong to.
+func Of(kind string, names []string, drivers ...string) []Finalizer {
+	all := []Finalizer{}
+	for _, name := range names {
+		all = append(all, Finalizer{name, RemovalOf(kind, name, drivers...)})
 	}
-	return r.By + ", " + r.When
+	return all
+}
+
+// Text returns the removal of each finalizer.
+func Text(all []Finalizer) string {
+	var parts []string
+	for _, f := range all {
+		part := f.Name + ": removed by " + f.By
+		if f.When != "" {
+			part += ", " + f.When
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(parts, "; ")
 }
 
 const (

@@ -21,6 +21,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/tools/audit"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 func (e *env) audit(code int, args ...string) audit.Report {
@@ -40,17 +41,17 @@ func (e *env) audit(code int, args ...string) audit.Report {
 func found(r audit.Report) []string {
 	var all []string
 	for _, f := range r.Findings {
-		all = append(all, strings.TrimSpace(fmt.Sprintf("%s %s%s%s", f.Kind, f.Object, strings.TrimPrefix(" "+f.VolumeHandle, " vol-0"),
+		all = append(all, strings.TrimSpace(fmt.Sprintf("%s %s%s%s", f.Topic, f.Object, strings.TrimPrefix(" "+f.VolumeHandle, " vol-0"),
 			f.Node)))
 	}
 	return all
 }
 
-func (e *env) kinds(r audit.Report, want ...audit.Kind) {
+func (e *env) kinds(r audit.Report, want ...string) {
 	e.t.Helper()
-	var have []audit.Kind
+	var have []string
 	for _, f := range r.Findings {
-		have = append(have, f.Kind)
+		have = append(have, f.Topic)
 	}
 	if !slices.Equal(have, want) {
 		e.t.Errorf("found %v, want %v", found(r), want)
@@ -69,7 +70,7 @@ func TestAuditOfVolumesAndAttachments(t *testing.T) {
 	p.kill() // it would fix the following
 	paged := []string{"--max-entries=1"}
 	r := e.audit(0, paged...)
-	if r.Driver != e.plugin.Name() || r.Volumes != 2 || r.Attachments != 1 || r.Findings == nil || r.Notes != nil {
+	if r.Driver != e.plugin.Name() || r.Volumes != 2 || r.Attachments != 1 || r.Findings == nil || len(r.Findings) > 0 {
 		t.Errorf("%+v", r)
 	}
 	if lists := e.plugin.Count("ListVolumes"); lists != 2 {
@@ -187,7 +188,8 @@ func TestAuditOfWhatIsStuck(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.detach("a")
-	if r := e.audit(0); len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "LIST_VOLUMES") {
+	if r := e.audit(0); len(r.Findings) != 1 || r.Findings[0].Severity != finding.Unknown ||
+		!strings.Contains(r.Findings[0].Message, "LIST_VOLUMES") {
 		t.Errorf("%+v", r)
 	}
 	var r audit.Report
@@ -199,11 +201,11 @@ func TestAuditOfWhatIsStuck(t *testing.T) {
 		r = audit.Report{}
 		return json.Unmarshal([]byte(stdout), &r)
 	})
-	e.kinds(r, audit.Stuck)
-	f := r.Findings[0]
+	e.kinds(r, "volumes", audit.Stuck)
+	f := r.Findings[1]
 	if f.Object != "VolumeAttachment "+e.ns+"-a" || len(f.Finalizers) != 2 ||
-		!strings.Contains(f.Finalizers[0].Remover, "the attacher of driver "+e.plugin.Name()) ||
-		!strings.Contains(f.Finalizers[1].Remover, "unknown") {
+		!strings.Contains(f.Finalizers[0].By, "the attacher of driver "+e.plugin.Name()) ||
+		!strings.Contains(f.Finalizers[1].By, "unknown") {
 		t.Errorf("%+v", f)
 	}
 	for _, c := range []struct {
@@ -245,14 +247,14 @@ func TestAuditOfARunningProcess(t *testing.T) {
 	volume := e.bound("c")
 	e.attach("a", volume, e.nodes[0])
 	e.attached(1)
-	findings := func(want map[audit.Kind]float64) {
+	findings := func(want map[string]float64) {
 		t.Helper()
 		e.eventually(fmt.Sprintf("the findings are %v", want), func(context.Context) error {
 			if p.value("storage_controller_audit_timestamp_seconds", "") == 0 {
 				return fmt.Errorf("there was no audit")
 			}
 			for _, k := range audit.Kinds() {
-				if got := p.value("storage_controller_audit_findings", "kind="+string(k)); got != want[k] {
+				if got := p.value("storage_controller_audit_findings", "kind="+k); got != want[k] {
 					return fmt.Errorf("%v of %s", got, k)
 				}
 			}
@@ -261,10 +263,10 @@ func TestAuditOfARunningProcess(t *testing.T) {
 	}
 	findings(nil)
 	orphan := e.plugin.AddVolume("orphan", 1<<30)
-	findings(map[audit.Kind]float64{audit.VolumeWithoutPV: 1})
+	findings(map[string]float64{audit.VolumeWithoutPV: 1})
 	p.says(`"volumeHandle": "` + orphan + `"`)
 	e.unpublish(volume, "id-0")
-	findings(map[audit.Kind]float64{audit.VolumeWithoutPV: 1, audit.AttachedNotPublished: 1})
+	findings(map[string]float64{audit.VolumeWithoutPV: 1, audit.AttachedNotPublished: 1})
 	e.publish(volume, "id-0")
 	if _, err := e.plugin.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: orphan}); err != nil {
 		t.Fatal(err)

@@ -56,7 +56,7 @@ func TestHelmTest(t *testing.T) {
 				}
 			}
 			kubeconfig, _, _ := e.as(pod.Spec.ServiceAccountName)
-			if code, out := e.examined(pod.Spec.Containers[0], kubeconfig); code != 3 || !strings.Contains(out, "failure  rbac") {
+			if code, out := e.examined(pod.Spec.Containers[0], kubeconfig); code != 3 || !strings.Contains(out, "failing  rbac") {
 				t.Errorf("without permissions: exit code %d\n%s", code, out)
 			}
 			granted := e.applyRendered(objects)
@@ -105,7 +105,7 @@ func TestDoctorOfTheInstallations(t *testing.T) {
 				readable(t, objects, pod, &c)
 				c.Args = slices.Concat([]string{"doctor", "--driver-name=" + driver, "--as=" + e.ns + "/" + pod.ServiceAccountName, "--"},
 					c.Args)
-				if code, out := e.examined(c, e.cp.Kubeconfig()); code != 0 || !strings.Contains(out, ", 0 warnings, 0 failures, ") {
+				if code, out := e.examined(c, e.cp.Kubeconfig()); code != 0 || !strings.Contains(out, ", 0 warnings, 0 failing, ") {
 					t.Errorf("container %s: exit code %d\n%s", c.Name, code, out)
 				}
 			}

@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
-	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
 
@@ -69,7 +69,7 @@ func TestRoleThatCannotStart(t *testing.T) {
 			}
 			e.calls("GetCapacity", 0)
 			d := e.diagnose(0, cmd.Env, "--kubeconfig="+kubeconfig, "--capacity-ownerref-level=0")
-			d.has("role capacity", doctor.Warning, tt.reason)
+			d.has("role capacity", finding.Warning, tt.reason)
 
 			if forbidden.Store(false); !tt.forbidden {
 				e.unscheduled("driver-0", nil)

@@ -25,6 +25,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // once runs the program until its end, with env besides that of the test.
@@ -60,8 +61,8 @@ func (e *env) diagnose(code int, env []string, args ...string) diagnosis {
 	if got != code {
 		e.t.Errorf("exit code %d, want %d\n%s%s", got, code, stdout, stderr)
 	}
-	for _, c := range d.Checks {
-		if bad := c.Status == doctor.Warning || c.Status == doctor.Failure; c.Message == "" || bad != (c.Hint != "") {
+	for _, c := range d.Findings {
+		if bad := c.Severity == finding.Warning || c.Severity == finding.Failing; c.Message == "" || bad != (c.Next != "") {
 			e.t.Errorf("hint or message missing, or not needed: %+v", c)
 		}
 	}
@@ -70,14 +71,14 @@ func (e *env) diagnose(code int, env []string, args ...string) diagnosis {
 
 // has fails the test unless there is a check of that name with a status, whose message or
 // hint contains text.
-func (d diagnosis) has(name string, s doctor.Status, text string) {
+func (d diagnosis) has(name string, s finding.Severity, text string) {
 	d.t.Helper()
-	for _, c := range d.Checks {
-		if c.Name == name && c.Status == s && strings.Contains(c.Message+"\n"+c.Hint, text) {
+	for _, c := range d.Findings {
+		if c.Topic == name && c.Severity == s && strings.Contains(c.Message+"\n"+c.Next, text) {
 			return
 		}
 	}
-	d.t.Errorf("no check %q is %s with %q; there are %+v", name, s, text, d.Checks)
+	d.t.Errorf("no check %q is %s with %q; there are %+v", name, s, text, d.Findings)
 }
 
 var publishing = []csi.ControllerServiceCapability_RPC_Type{
@@ -120,51 +121,51 @@ func TestDoctorOfAnInstallation(t *testing.T) {
 	env := []string{"NAMESPACE=" + e.ns}
 	args := []string{"--kubeconfig", kubeconfig, "--controllers=provisioner,capacity", "--leader-election", "--capacity-ownerref-level=-1"}
 	d := e.diagnose(0, env, args...)
-	if d.Driver != e.plugin.Name() || d.Count(doctor.Failure) > 0 {
+	if d.Driver != e.plugin.Name() || finding.Count(d.Findings, finding.Failing) > 0 {
 		t.Errorf("%+v", d)
 	}
-	d.has("socket", doctor.OK, e.plugin.Address())
-	d.has("driver", doctor.OK, e.plugin.Name())
-	d.has("capabilities", doctor.OK, "GET_CAPACITY")
-	d.has("settings", doctor.OK, "valid")
-	d.has("roles", doctor.OK, "provisioner, capacity")
-	d.has("environment", doctor.OK, "")
-	d.has("flags", doctor.OK, "")
-	d.has("api-server", doctor.OK, "authenticated as system:serviceaccount:"+e.ns+":csi-provisioner")
-	d.has("clock", doctor.OK, "")
-	d.has("api volumesnapshots", doctor.OK, "")
-	d.has("api volumeattributesclasses", doctor.OK, "")
+	d.has("socket", finding.OK, e.plugin.Address())
+	d.has("driver", finding.OK, e.plugin.Name())
+	d.has("capabilities", finding.OK, "GET_CAPACITY")
+	d.has("settings", finding.OK, "valid")
+	d.has("roles", finding.OK, "provisioner, capacity")
+	d.has("environment", finding.OK, "")
+	d.has("flags", finding.OK, "")
+	d.has("api-server", finding.OK, "authenticated as system:serviceaccount:"+e.ns+":csi-provisioner")
+	d.has("clock", finding.OK, "")
+	d.has("api volumesnapshots", finding.OK, "")
+	d.has("api volumeattributesclasses", finding.OK, "")
 	for _, file := range []string{"provisioner", "provisioner-leader-election", "provisioner-attachments", "provisioner-topology",
 		"provisioner-snapshots", "provisioner-volumeattributesclasses", "capacity", "capacity-topology"} {
-		d.has("rbac "+file, doctor.OK, "granted")
+		d.has("rbac "+file, finding.OK, "granted")
 	}
-	d.has("rbac provisioner-secrets "+e.ns+"/s", doctor.OK, "granted")
-	d.has("secret "+e.ns+"/s", doctor.OK, "StorageClass "+class)
-	d.has("lease "+e.provisionerLease(), doctor.OK, "held by "+p.pod)
-	d.has("storageclasses", doctor.OK, class)
-	d.has("nodes", doctor.OK, "registered on 2 of")
-	d.has("topology keys", doctor.OK, e.plugin.Name()+"/node")
-	// What only this command would read is not granted, and said to be skipped.
-	d.has("sidecars", doctor.Skipped, "forbidden")
-	d.has("csidriver", doctor.Skipped, "forbidden")
+	d.has("rbac provisioner-secrets "+e.ns+"/s", finding.OK, "granted")
+	d.has("secret "+e.ns+"/s", finding.OK, "StorageClass "+class)
+	d.has("lease "+e.provisionerLease(), finding.OK, "held by "+p.pod)
+	d.has("storageclasses", finding.OK, class)
+	d.has("nodes", finding.OK, "registered on 2 of")
+	d.has("topology keys", finding.OK, e.plugin.Name()+"/node")
+	// What only this command would read is not granted, and said to be unknown.
+	d.has("sidecars", finding.Unknown, "permission denied (list pods). Only this command needs the permission.")
+	d.has("csidriver", finding.Unknown, "permission denied (get csidrivers.storage.k8s.io).")
 
 	fromElsewhere := slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/csi-provisioner"})
 	admin := e.diagnose(0, []string{"POD_NAMESPACE="}, fromElsewhere...)
-	admin.has("rbac provisioner", doctor.OK, "granted")
-	admin.has("sidecars", doctor.OK, "none in namespace")
-	admin.has("csidriver attachRequired", doctor.OK, "true")
-	admin.has("csidriver storageCapacity", doctor.OK, "true")
+	admin.has("rbac provisioner", finding.OK, "granted")
+	admin.has("sidecars", finding.OK, "none in namespace")
+	admin.has("csidriver attachRequired", finding.OK, "true")
+	admin.has("csidriver storageCapacity", finding.OK, "true")
 	sidecar := e.diagnose(3, env, slices.Concat(args, []string{"--kubeconfig", e.user(clusterRules, namespaceRules)})...)
-	sidecar.has("rbac provisioner", doctor.OK, "granted") // with update instead of patch
-	sidecar.has("rbac provisioner-snapshots", doctor.OK, "granted")
+	sidecar.has("rbac provisioner", finding.OK, "granted") // with update instead of patch
+	sidecar.has("rbac provisioner-snapshots", finding.OK, "granted")
 	stranger := e.diagnose(3, env, slices.Concat(args, []string{"--kubeconfig", e.cp.Kubeconfig(), "--as", e.ns + "/stranger"})...)
-	stranger.has("rbac provisioner", doctor.Failure, "get,list,watch,create,patch,delete persistentvolumes")
-	stranger.has("rbac provisioner", doctor.Failure, "--print-rbac")
-	stranger.has("rbac provisioner-snapshots", doctor.Warning, "without it")
-	stranger.has("rbac provisioner-secrets "+e.ns+"/s", doctor.Failure, "get secrets s in "+e.ns)
+	stranger.has("rbac provisioner", finding.Failing, "get,list,watch,create,patch,delete persistentvolumes")
+	stranger.has("rbac provisioner", finding.Failing, "--print-rbac")
+	stranger.has("rbac provisioner-snapshots", finding.Warning, "without it")
+	stranger.has("rbac provisioner-secrets "+e.ns+"/s", finding.Failing, "get secrets s in "+e.ns)
 
 	text, stderr, code := e.once(env, "doctor", args...)
-	if code != 0 || !strings.Contains(text, " 0 failures") || strings.Contains(text+stderr, "hidden-value") {
+	if code != 0 || !strings.Contains(text, " 0 failing") || strings.Contains(text+stderr, "hidden-value") {
 		t.Errorf("%d: %s%s", code, text, stderr)
 	}
 }
@@ -222,25 +223,25 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 	d := e.diagnose(3, []string{"STORAGE_CONTROLLER_WORKER_THREAD=3", "STORAGE_CONTROLLER_SERVICE_HOST=10.0.0.1"},
 		"--leader-election", "--feature-gates=HonorPVReclaimPolicy=true", "--logtostderr", "--otlp-sampling-ratio=0.5",
 		"--capacity-poll-interval=1m", "--kube-api-qps=1", "--kube-api-burst=-1", "--leader-election-id=custom")
-	d.has("settings", doctor.Failure, "--kube-api-burst")
-	d.has("roles", doctor.Skipped, "GET_CAPACITY")
-	d.has("environment", doctor.Warning, "STORAGE_CONTROLLER_WORKER_THREAD")
-	d.has("flags", doctor.OK, "HonorPVReclaimPolicy")
-	d.has("flags", doctor.OK, "--logtostderr")
-	d.has("flags", doctor.Warning, "otlp-sampling-ratio (flag)")
-	d.has("flags", doctor.Warning, "capacity.capacity-poll-interval (flag) has no effect: the role capacity does not run")
-	d.has("lease "+e.provisionerLease(), doctor.Failure, "holder-in-"+other)
-	d.has("lease "+e.attacherLease(), doctor.Warning, "expired")
-	d.has("lease custom", doctor.Failure, "holder-of-"+names[1])
-	d.has("sidecars", doctor.Failure, "csi-attacher")
-	d.has("sidecars", doctor.Failure, "csi-provisioner")
-	d.has("csidriver attachRequired", doctor.Failure, "PUBLISH_UNPUBLISH_VOLUME")
-	d.has("csidriver storageCapacity", doctor.Failure, "GET_CAPACITY")
-	d.has("csidriver volumeLifecycleModes", doctor.Failure, "Persistent")
-	d.has("secret "+e.ns+"/gone", doctor.Warning, "StorageClass "+class)
-	d.has("storageclass "+broken, doctor.Failure, "both or none")
-	d.has("topology keys", doctor.Warning, "[other] on "+unlabelled.Name)
-	for _, c := range d.Checks {
+	d.has("settings", finding.Failing, "--kube-api-burst")
+	d.has("roles", finding.Unknown, "GET_CAPACITY")
+	d.has("environment", finding.Warning, "STORAGE_CONTROLLER_WORKER_THREAD")
+	d.has("flags", finding.OK, "HonorPVReclaimPolicy")
+	d.has("flags", finding.OK, "--logtostderr")
+	d.has("flags", finding.Warning, "otlp-sampling-ratio (flag)")
+	d.has("flags", finding.Warning, "capacity.capacity-poll-interval (flag) has no effect: the role capacity does not run")
+	d.has("lease "+e.provisionerLease(), finding.Failing, "holder-in-"+other)
+	d.has("lease "+e.attacherLease(), finding.Warning, "expired")
+	d.has("lease custom", finding.Failing, "holder-of-"+names[1])
+	d.has("sidecars", finding.Failing, "csi-attacher")
+	d.has("sidecars", finding.Failing, "csi-provisioner")
+	d.has("csidriver attachRequired", finding.Failing, "PUBLISH_UNPUBLISH_VOLUME")
+	d.has("csidriver storageCapacity", finding.Failing, "GET_CAPACITY")
+	d.has("csidriver volumeLifecycleModes", finding.Failing, "Persistent")
+	d.has("secret "+e.ns+"/gone", finding.Warning, "StorageClass "+class)
+	d.has("storageclass "+broken, finding.Failing, "both or none")
+	d.has("topology keys", finding.Warning, "[other] on "+unlabelled.Name)
+	for _, c := range d.Findings {
 		if strings.Contains(c.Message, "SERVICE_HOST") {
 			t.Errorf("that is of Kubernetes: %+v", c)
 		}
@@ -258,19 +259,19 @@ func TestDoctorWithoutTheDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := e.diagnose(3, nil, "--csi-address="+filepath.Join(dir, "none"))
-	d.has("socket", doctor.Failure, "check that the driver is running")
-	d.has("storageclasses", doctor.Skipped, "name of the driver")
-	e.diagnose(3, nil, "--csi-address="+file).has("socket", doctor.Failure, "not a socket")
+	d.has("socket", finding.Failing, "check that the driver is running")
+	d.has("storageclasses", finding.Unknown, "name of the driver")
+	e.diagnose(3, nil, "--csi-address="+file).has("socket", finding.Failing, "not a socket")
 
 	e.plugin.Always("Probe", csitest.Hang())
 	d = e.diagnose(3, nil, "--timeout=1s")
-	d.has("socket", doctor.OK, "accepts")
-	d.has("driver", doctor.Failure, "not ready within --timeout=1s")
-	d.has("driver", doctor.Failure, "the driver does not answer")
+	d.has("socket", finding.OK, "accepts")
+	d.has("driver", finding.Failing, "not ready within --timeout=1s")
+	d.has("driver", finding.Failing, "the driver does not answer")
 	e.plugin.Always("Probe", csitest.Fail(codes.Internal, "array lost"))
 	d = e.diagnose(3, nil, "--timeout=1s")
-	d.has("driver", doctor.Failure, "Internal desc = array lost")
-	d.has("driver", doctor.Failure, "the driver answers with an error")
+	d.has("driver", finding.Failing, "Internal desc = array lost")
+	d.has("driver", finding.Failing, "the driver answers with an error")
 	e.plugin.Always("Probe", nil)
 
 	named := []string{"doctor", "-o", "json", "--kubeconfig", e.cp.Kubeconfig(), "--driver-name", e.plugin.Name()}
@@ -288,10 +289,10 @@ func TestDoctorWithoutTheDriver(t *testing.T) {
 	if err := json.Unmarshal(out, &d.Report); err != nil {
 		t.Fatal(err)
 	}
-	d.has("socket", doctor.Skipped, "--driver-name")
-	d.has("csidriver", doctor.Warning, "no CSIDriver object")
-	d.has("storageclasses", doctor.Warning, e.plugin.Name())
-	d.has("rbac attacher", doctor.OK, "granted")
+	d.has("socket", finding.Unknown, "--driver-name")
+	d.has("csidriver", finding.Warning, "no CSIDriver object")
+	d.has("storageclasses", finding.Warning, e.plugin.Name())
+	d.has("rbac attacher", finding.OK, "granted")
 
 	for _, c := range []struct {
 		code int

@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // Config holds the settings of an audit.
@@ -72,30 +74,37 @@ type Auditor struct {
 	Now func() time.Time
 }
 
-// Audit returns the differences that two scans found, and the objects that are stuck. It
-// skips the second scan if the first finds no difference.
-func (a Auditor) Audit(ctx context.Context) ([]Finding, error) {
-	first, err := a.scan(ctx)
+// Audit reports the differences that two scans found, the objects that are stuck, and what was not compared. It skips the second scan
+// if the first finds no difference.
+func (a Auditor) Audit(ctx context.Context) (Report, error) {
+	found, state, err := a.scan(ctx)
+	if err == nil && slices.ContainsFunc(found, func(f Finding) bool { return f.Topic != Stuck }) {
+		select {
+		case <-ctx.Done():
+			return Report{}, context.Cause(ctx)
+		case <-time.After(a.Config.Settle):
+		}
+		first := found
+		found, state, err = a.scan(ctx)
+		found = persistent(first, found)
+	}
 	if err != nil {
-		return nil, err
+		return Report{}, err
 	}
-	differs := false
-	for _, f := range first {
-		differs = differs || f.Kind != Stuck
+	r := Report{Driver: a.Driver.Name, Time: a.now().UTC().Truncate(time.Second), Findings: []Finding{}}
+	r.Volumes, r.Attachments = state.count(a.Driver.Name)
+	for _, f := range slices.Concat(a.omitted(), state.NotCompared) {
+		r.Findings = append(r.Findings, Finding{Finding: f})
 	}
-	if !differs {
-		return first, nil
+	r.Findings = append(r.Findings, found...)
+	return r, nil
+}
+
+func (a Auditor) now() time.Time {
+	if a.Now == nil {
+		return time.Now()
 	}
-	select {
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	case <-time.After(a.Config.Settle):
-	}
-	second, err := a.scan(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return persistent(first, second), nil
+	return a.Now()
 }
 
 // Lists reports whether the volumes of the driver are listed, and the nodes where they are published. TopoLVM publishes none.
@@ -104,28 +113,40 @@ func (a Auditor) Lists() (volumes, nodes bool) {
 	return a.LogicalVolumes || c.ListVolumes, a.LogicalVolumes || c.ListVolumes && c.ListVolumesPublishedNodes
 }
 
+// omitted returns findings of severity unknown about objects that are not compared, because the driver does not list them.
+func (a Auditor) omitted() (omitted []finding.Finding) {
+	switch volumes, nodes := a.Lists(); {
+	case !volumes:
+		omitted = append(omitted, finding.New(finding.Unknown, "volumes",
+			"The driver does not report LIST_VOLUMES. Volumes were not compared, only stuck objects were searched.", ""))
+	case !nodes:
+		omitted = append(omitted, finding.New(finding.Unknown, "attachments",
+			"The driver does not report LIST_VOLUMES_PUBLISHED_NODES. VolumeAttachments were not compared.", ""))
+	}
+	if can := a.Driver.Controller; can.CreateDeleteSnapshot && !can.ListSnapshots && !a.LogicalVolumes {
+		omitted = append(omitted, finding.New(finding.Unknown, "snapshots",
+			"The driver does not report LIST_SNAPSHOTS. Snapshots were not compared.", ""))
+	}
+	return omitted
+}
+
 // scan compares once. It asks the driver before the API server, so that a PersistentVolume
 // that was created in between does not turn its volume into a finding.
-func (a Auditor) scan(ctx context.Context) ([]Finding, error) {
+func (a Auditor) scan(ctx context.Context) (_ []Finding, _ ClusterState, err error) {
 	c := comparison{driver: a.Driver.Name, stuckAfter: a.Config.StuckAfter}
-	var err error
 	if !a.LogicalVolumes {
 		if c.listed, err = a.ask(ctx); err != nil {
-			return nil, err
+			return nil, c.cluster, err
 		}
 	}
 	if c.cluster, err = a.Read(ctx); err != nil {
-		return nil, err
+		return nil, c.cluster, err
 	}
 	if a.LogicalVolumes {
 		c.listed = listOf(c.cluster.LogicalVolumes)
 	}
-	now := time.Now
-	if a.Now != nil {
-		now = a.Now
-	}
-	c.now = now()
-	return c.findings(), nil
+	c.now = a.now()
+	return c.findings(), c.cluster, nil
 }
 
 // ask returns what the driver lists.

@@ -21,6 +21,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/finalizers"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
@@ -39,12 +40,29 @@ type ClusterState struct {
 	Attached bool
 	// Unread are the kinds of objects that were not read although they may use a volume.
 	Unread []string
+	// NotCompared are findings of severity unknown about objects that were not read.
+	NotCompared []finding.Finding
 	// Contents are the VolumeSnapshotContents of the driver; nil if they are not compared.
 	Contents []Content
 	// LogicalVolumes are those of a driver of TopoLVM, read before the other objects; nil if they are not compared.
 	LogicalVolumes []*topolvm.LogicalVolume
 	// Creating is the number of VolumeSnapshotContents of the driver without a snapshot handle.
 	Creating int
+}
+
+// count returns the numbers of volumes and attachments of driver.
+func (s ClusterState) count(driver string) (volumes, attachments int) {
+	for _, pv := range s.Volumes {
+		if _, _, ok := migration.HandleOf(driver, pv); ok {
+			volumes++
+		}
+	}
+	for _, va := range s.Attachments {
+		if va.Spec.Attacher == driver {
+			attachments++
+		}
+	}
+	return volumes, attachments
 }
 
 // Content is a VolumeSnapshotContent with a snapshot handle.
@@ -119,22 +137,18 @@ func (c comparison) volumes(attached map[string][]string) []Finding {
 			knownNames[path.Base(h)] = true
 			listed = listed || listedNames[path.Base(h)]
 		}
+		about := Finding{UID: string(pv.UID), VolumeHandle: h}
 		capacity, size := pv.Spec.Capacity[corev1.ResourceStorage], int64(0)
 		if len(as) == 1 {
 			size = c.listed.Sizes[as[0]]
 		}
 		if size > 0 && capacity.Value() > size {
-			found = append(found, Finding{
-				Kind: VolumeTooSmall, Object: "PersistentVolume " + pv.Name, UID: string(pv.UID), VolumeHandle: h,
-				Message: fmt.Sprintf("the volume has %d bytes in %s, the PersistentVolume has %s",
-					size, c.source("ListVolumes"), capacity.String()),
-			})
+			found = append(found, about.of(VolumeTooSmall, "PersistentVolume "+pv.Name,
+				"the volume has %d bytes in %s, the PersistentVolume has %s", size, c.source("ListVolumes"), capacity.String()))
 		}
 		if !listed {
-			found = append(found, Finding{
-				Kind: PVWithoutVolume, Object: "PersistentVolume " + pv.Name, UID: string(pv.UID), VolumeHandle: h,
-				Message: fmt.Sprintf("its volume is not in %s; the PersistentVolume is %s", c.source("ListVolumes"), describe(pv)),
-			})
+			found = append(found, about.of(PVWithoutVolume, "PersistentVolume "+pv.Name,
+				"its volume is not in %s; the PersistentVolume is %s", c.source("ListVolumes"), describe(pv)))
 		}
 	}
 	if c.cluster.LogicalVolumes != nil {
@@ -148,7 +162,7 @@ func (c comparison) volumes(attached map[string][]string) []Finding {
 	message := "no PersistentVolume or VolumeAttachment has this volume handle" + c.possibleUsers()
 	for h := range c.listed.Volumes {
 		if !known[strings.ToLower(h)] && !knownNames[path.Base(h)] && !inlineID.MatchString(h) {
-			found = append(found, Finding{Kind: VolumeWithoutPV, VolumeHandle: h, Message: message})
+			found = append(found, Finding{VolumeHandle: h}.of(VolumeWithoutPV, "", "%s", message))
 		}
 	}
 	return found
@@ -177,12 +191,10 @@ func (c comparison) unreferenced() []Finding {
 		if claim := lv.Claim(); claim != "" {
 			message += ", it was created for claim " + claim
 		}
-		found = append(found, Finding{
-			Kind: VolumeWithoutPV, Object: "LogicalVolume " + lv.Name, UID: string(lv.UID), VolumeHandle: string(lv.UID),
-			Node: lv.Spec.NodeName,
-			Message: fmt.Sprintf("%s; its size is %s. A volume whose PersistentVolume was deleted with the policy Retain looks the same%s",
-				message, lv.Spec.Size, c.possibleUsers()),
-		})
+		about := Finding{UID: string(lv.UID), VolumeHandle: string(lv.UID), Node: lv.Spec.NodeName}
+		found = append(found, about.of(VolumeWithoutPV, "LogicalVolume "+lv.Name,
+			"%s; its size is %s. A volume whose PersistentVolume was deleted with the policy Retain looks the same%s", message,
+			lv.Spec.Size, c.possibleUsers()))
 	}
 	return found
 }
@@ -230,11 +242,9 @@ func (c comparison) snapshots() []Finding {
 	for _, content := range c.cluster.Contents {
 		known[content.Handle] = true
 		if !c.listed.Snapshots[content.Handle] {
-			found = append(found, Finding{
-				Kind: ContentWithoutSnapshot, Object: "VolumeSnapshotContent " + content.Name, UID: content.UID,
-				SnapshotHandle: content.Handle,
-				Message:        "its snapshot is not in " + c.source("ListSnapshots"),
-			})
+			about := Finding{UID: content.UID, SnapshotHandle: content.Handle}
+			found = append(found, about.of(ContentWithoutSnapshot, "VolumeSnapshotContent "+content.Name, "its snapshot is not in %s",
+				c.source("ListSnapshots")))
 		}
 	}
 	message := "no VolumeSnapshotContent has this snapshot handle"
@@ -243,7 +253,7 @@ func (c comparison) snapshots() []Finding {
 	}
 	for h := range c.listed.Snapshots {
 		if !known[h] {
-			found = append(found, Finding{Kind: SnapshotWithoutContent, SnapshotHandle: h, Message: message})
+			found = append(found, Finding{SnapshotHandle: h}.of(SnapshotWithoutContent, "", "%s", message))
 		}
 	}
 	return found
@@ -308,20 +318,16 @@ func (c comparison) attachments(attached map[string][]string) []Finding {
 		nodes, listed := c.listed.Volumes[h]
 		published := slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(nodes, id) })
 		if va.Status.Attached && listed && nodes != nil && !published {
-			found = append(found, Finding{
-				Kind: AttachedNotPublished, Object: "VolumeAttachment " + va.Name, UID: string(va.UID), VolumeHandle: h, Node: ids[0],
-				Message: fmt.Sprintf("status.attached is true for node %s, but the driver lists the volume as published %s",
-					va.Spec.NodeName, at(nodes)),
-			})
+			about := Finding{UID: string(va.UID), VolumeHandle: h, Node: ids[0]}
+			found = append(found, about.of(AttachedNotPublished, "VolumeAttachment "+va.Name,
+				"status.attached is true for node %s, but the driver lists the volume as published %s", va.Spec.NodeName, at(nodes)))
 		}
 	}
 	for h, nodes := range c.listed.Volumes {
 		for _, id := range nodes {
 			if !expected[publication{h, id}] && !unknown[h] {
-				found = append(found, Finding{
-					Kind: PublishedNotAttached, VolumeHandle: h, Node: id,
-					Message: "the driver lists the volume as published at this node, but there is no VolumeAttachment",
-				})
+				found = append(found, Finding{VolumeHandle: h, Node: id}.of(PublishedNotAttached, "",
+					"the driver lists the volume as published at this node, but there is no VolumeAttachment"))
 			}
 		}
 	}
@@ -418,12 +424,10 @@ func (c comparison) stuck() []Finding {
 		if since == nil || c.now.Sub(since.Time) < c.stuckAfter {
 			return
 		}
-		f := Finding{Kind: Stuck, Object: name, UID: string(obj.GetUID())}
-		f.Message = fmt.Sprintf("deleted %s ago, held by its finalizers", duration.HumanDuration(c.now.Sub(since.Time)))
 		kind, _, _ := strings.Cut(name, " ")
-		for _, finalizer := range obj.GetFinalizers() {
-			f.Finalizers = append(f.Finalizers, Finalizer{finalizer, finalizers.RemovalOf(kind, finalizer, c.driver).String()})
-		}
+		f := Finding{UID: string(obj.GetUID()), Finalizers: finalizers.Of(kind, obj.GetFinalizers(), c.driver)}
+		f = f.of(Stuck, name, "deleted %s ago, held by its finalizers", duration.HumanDuration(c.now.Sub(since.Time)))
+		f.Next = finalizers.Text(f.Finalizers)
 		found = append(found, f)
 	}
 	own := map[string]bool{}

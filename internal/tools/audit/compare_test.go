@@ -40,7 +40,7 @@ func attachment(name, volume, node string, attached bool) *storagev1.VolumeAttac
 func texts(found []Finding) []string {
 	var all []string
 	for _, f := range found {
-		all = append(all, strings.Join(strings.Fields(fmt.Sprintf("%s %s %s %s", f.Kind, f.Object, f.VolumeHandle, f.Node)), " "))
+		all = append(all, strings.Join(strings.Fields(fmt.Sprintf("%s %s %s %s", f.Topic, f.Object, f.VolumeHandle, f.Node)), " "))
 	}
 	return all
 }
@@ -139,7 +139,7 @@ func TestSizes(t *testing.T) {
 		for _, listed := range []string{"v", "V"} {
 			c := comparison{driver: driver, cluster: ClusterState{Volumes: []*corev1.PersistentVolume{pv}},
 				listed: Listed{Volumes: map[string][]string{listed: nil}, Sizes: map[string]int64{listed: size}}}
-			if got := c.findings(); len(got) != want || want == 1 && got[0].Kind != VolumeTooSmall {
+			if got := c.findings(); len(got) != want || want == 1 && got[0].Topic != VolumeTooSmall {
 				t.Errorf("%s, %d bytes: %+v", listed, size, got)
 			}
 		}
@@ -151,18 +151,18 @@ func TestSnapshots(t *testing.T) {
 	for name, test := range map[string]struct {
 		contents []Content
 		listed   map[string]bool
-		want     []Kind
+		want     []string
 	}{
 		"both":            {[]Content{{Handle: "s"}}, map[string]bool{"s": true}, nil},
-		"no content":      {[]Content{}, map[string]bool{"s": true}, []Kind{SnapshotWithoutContent}},
-		"no snapshot":     {[]Content{{Handle: "s"}}, map[string]bool{}, []Kind{ContentWithoutSnapshot}},
+		"no content":      {[]Content{}, map[string]bool{"s": true}, []string{SnapshotWithoutContent}},
+		"no snapshot":     {[]Content{{Handle: "s"}}, map[string]bool{}, []string{ContentWithoutSnapshot}},
 		"not listed":      {[]Content{{Handle: "s"}}, nil, nil},
 		"contents unread": {nil, map[string]bool{"s": true}, nil},
 	} {
-		var got []Kind
+		var got []string
 		c := comparison{driver: driver, cluster: ClusterState{Contents: test.contents}, listed: Listed{Snapshots: test.listed}}
 		for _, f := range c.findings() {
-			got = append(got, f.Kind)
+			got = append(got, f.Topic)
 		}
 		if !slices.Equal(got, test.want) {
 			t.Errorf("%s: got %v", name, got)
@@ -295,11 +295,11 @@ func TestStuck(t *testing.T) {
 	if have := texts(found); !slices.Equal(have, want) {
 		t.Fatalf("%q, want %q", have, want)
 	}
-	if f := found[0].Finalizers[0]; !strings.Contains(f.Remover, "the nodecontroller") {
+	if f := found[0].Finalizers[0]; !strings.Contains(f.By, "the nodecontroller") {
 		t.Errorf("%+v", f)
 	}
 	for i, text := range []string{"kube-controller-manager", "the attacher of driver drv.example.com", "unknown (owner of example.com"} {
-		if f := found[1].Finalizers[i]; !strings.Contains(f.Remover, text) {
+		if f := found[1].Finalizers[i]; !strings.Contains(f.By, text) {
 			t.Errorf("%+v, want %q", f, text)
 		}
 	}
@@ -307,17 +307,17 @@ func TestStuck(t *testing.T) {
 
 func TestPersistent(t *testing.T) {
 	t.Parallel()
-	a, b := Finding{Kind: VolumeWithoutPV, VolumeHandle: "a"}, Finding{Kind: VolumeWithoutPV, VolumeHandle: "b"}
+	a, b := Finding{VolumeHandle: "a"}.of(VolumeWithoutPV, "", ""), Finding{VolumeHandle: "b"}.of(VolumeWithoutPV, "", "")
 	again := a
 	again.Message = "an hour older"
 	if got := persistent([]Finding{a}, []Finding{again, b}); len(got) != 1 || got[0].VolumeHandle != "a" {
 		t.Errorf("%+v", got)
 	}
-	stuck := Finding{Kind: Stuck, Object: "PersistentVolume p"}
-	if got := persistent([]Finding{a}, []Finding{stuck}); len(got) != 1 || got[0].Kind != Stuck {
+	stuck := Finding{}.of(Stuck, "PersistentVolume p", "")
+	if got := persistent([]Finding{a}, []Finding{stuck}); len(got) != 1 || got[0].Topic != Stuck {
 		t.Errorf("stuck since the first scan: %+v", got)
 	}
-	recreated := Finding{Kind: PVWithoutVolume, Object: "PersistentVolume p", UID: "2"}
+	recreated := Finding{UID: "2"}.of(PVWithoutVolume, "PersistentVolume p", "")
 	before := recreated
 	before.UID = "1"
 	if got := persistent([]Finding{before}, []Finding{recreated}); len(got) != 0 {
@@ -353,7 +353,7 @@ func FuzzFindings(f *testing.F) {
 		found := c.findings()
 		for _, f := range found {
 			_, lists := l.Volumes[f.VolumeHandle]
-			if f.Kind == VolumeWithoutPV && (known[f.VolumeHandle] || !lists) || f.Kind == PVWithoutVolume && lists {
+			if f.Topic == VolumeWithoutPV && (known[f.VolumeHandle] || !lists) || f.Topic == PVWithoutVolume && lists {
 				t.Errorf("%+v", f)
 			}
 		}

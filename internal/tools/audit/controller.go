@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -58,10 +59,10 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	known := map[identity]bool{}
 	for c.ready(ctx) == nil {
-		found, err := c.audit(ctx)
+		report, err := c.audit(ctx)
 		switch {
 		case err == nil:
-			known = c.publish(ctx, found, known)
+			known = c.publish(ctx, report, known)
 		case ctx.Err() == nil:
 			log.Error(err, "Audit failed", "retryIn", c.interval)
 		}
@@ -75,26 +76,29 @@ func (c *Controller) Run(ctx context.Context) error {
 }
 
 // audit turns a panic into an error, so that it costs one audit and not the process.
-func (c *Controller) audit(ctx context.Context) (found []Finding, err error) {
+func (c *Controller) audit(ctx context.Context) (report Report, err error) {
 	defer workloop.Recover(&err)
 	return c.auditor.Audit(ctx)
 }
 
 // publish sets the metrics, logs the findings that are not known yet, and returns the
-// identities of found.
-func (c *Controller) publish(ctx context.Context, found []Finding, known map[identity]bool) map[identity]bool {
+// identities of the findings.
+func (c *Controller) publish(ctx context.Context, report Report, known map[identity]bool) map[identity]bool {
 	log := klog.FromContext(ctx)
-	now, count := map[identity]bool{}, map[Kind]int{}
-	for _, f := range found {
+	now, count := map[identity]bool{}, map[string]int{}
+	for _, f := range report.Findings {
+		if f.Severity == finding.Unknown { // Run has logged it
+			continue
+		}
 		now[f.identity()] = true
-		count[f.Kind]++
+		count[f.Topic]++
 		if !known[f.identity()] {
-			log.Info("Audit finding", "kind", f.Kind, "object", f.Object,
+			log.Info("Audit finding", "kind", f.Topic, "object", f.Object,
 				"volumeHandle", f.VolumeHandle, "snapshotHandle", f.SnapshotHandle, "nodeID", f.Node, "message", f.Message)
 		}
 	}
 	for _, k := range Kinds() {
-		c.findings.WithLabelValues(string(k)).Set(float64(count[k]))
+		c.findings.WithLabelValues(k).Set(float64(count[k]))
 	}
 	c.completed.SetToCurrentTime()
 	return now

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
@@ -90,8 +91,8 @@ func TestLogicalVolumes(t *testing.T) {
 			LogicalVolumes: true, Now: func() time.Time { return now },
 			Read: func(context.Context) (ClusterState, error) { return tt.state, nil },
 		}
-		found, err := a.Audit(t.Context())
-		if have := texts(found); err != nil || !slices.Equal(have, tt.want) {
+		report, err := a.Audit(t.Context())
+		if have := texts(report.Findings); err != nil || !slices.Equal(have, tt.want) {
 			t.Errorf("%s: %q, %v, want %q", name, have, err, tt.want)
 		}
 	}
@@ -100,12 +101,13 @@ func TestLogicalVolumes(t *testing.T) {
 // TestReadLogicalVolumes: without the permission, or without the CustomResourceDefinition, they are not compared.
 func TestReadLogicalVolumes(t *testing.T) {
 	t.Parallel()
-	const notCompared = ": volumes and snapshots were not compared"
+	const notCompared = " Volumes and snapshots were not compared."
 	for status, want := range map[int]struct{ note, err string }{
-		http.StatusOK:                  {},
-		http.StatusForbidden:           {"no permission to list LogicalVolumes" + notCompared, ""},
-		http.StatusNotFound:            {"the cluster does not serve LogicalVolumes of topolvm.io" + notCompared, ""},
-		http.StatusInternalServerError: {"", "listing LogicalVolumes"},
+		http.StatusOK:        {},
+		http.StatusForbidden: {"Cannot list LogicalVolumes: permission denied." + notCompared, ""},
+		http.StatusNotFound:  {"The cluster does not serve LogicalVolumes of topolvm.io." + notCompared, ""},
+		http.StatusInternalServerError: {`Cannot list LogicalVolumes: an error on the server ("unknown") has prevented the request from succeeding.` +
+			notCompared, "listing LogicalVolumes"},
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
@@ -117,13 +119,18 @@ func TestReadLogicalVolumes(t *testing.T) {
 				`"apiVersion":"topolvm.io/v1","metadata":{"name":"v","uid":"id"},"spec":{"size":"1Gi"},"status":{"currentSize":1024}}]}`)
 		}))
 		defer server.Close()
-		r := NewAPIReader(nil, nil, dynamic.NewForConfigOrDie(&rest.Config{Host: server.URL}), topolvm.Driver)
-		var state ClusterState
-		err := r.readLogicalVolumes(t.Context(), &state)
+		client := dynamic.NewForConfigOrDie(&rest.Config{Host: server.URL})
+		r := newReading(APIReader{Clients: apiread.Clients{Dynamic: client}, Driver: topolvm.Driver})
+		err := r.logicalVolumes(t.Context())
+		state := r.state
 		if (err != nil) != (want.err != "") || err != nil && !strings.Contains(err.Error(), want.err) {
 			t.Errorf("%d: %v", status, err)
 		}
-		if got := strings.Join(r.Notes(), "\n"); got != want.note {
+		got := ""
+		for _, f := range state.NotCompared {
+			got += f.Message
+		}
+		if got != want.note {
 			t.Errorf("%d: %q", status, got)
 		}
 		if status != http.StatusOK {
@@ -132,9 +139,9 @@ func TestReadLogicalVolumes(t *testing.T) {
 			}
 			continue
 		}
-		got := *state.LogicalVolumes[0]
-		if got.UID != "id" || got.Spec.Size != 1<<30 || got.Status.CurrentSize != 1024 || len(state.LogicalVolumes) != 1 {
-			t.Errorf("%+v", got)
+		lv := *state.LogicalVolumes[0]
+		if lv.UID != "id" || lv.Spec.Size != 1<<30 || lv.Status.CurrentSize != 1024 || len(state.LogicalVolumes) != 1 {
+			t.Errorf("%+v", lv)
 		}
 	}
 }

@@ -10,12 +10,8 @@ import (
 
 // TestHandlesWithControlCharacters: a driver must not write lines of the report, or to the terminal.
 func TestHandlesWithControlCharacters(t *testing.T) {
-	var b strings.Builder
-	r := Report{Driver: "d", Findings: []Finding{{Kind: Kinds()[0], VolumeHandle: "v\n  \x1b[2Jw", Message: "m"}}}
-	if err := r.WriteText(&b); err != nil {
-		t.Fatal(err)
-	}
-	if got := b.String(); !strings.Contains(got, "\n  volume v   ?[2Jw: m\n") {
+	f := Finding{VolumeHandle: "v\n  \x1b[2Jw"}.of(VolumeWithoutPV, "", "m")
+	if got := (Report{Driver: "d", Findings: []Finding{f}}).Text(); !strings.Contains(got, "volume_without_pv  volume v ?[2Jw: m\n") {
 		t.Errorf("%q", got)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -16,12 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/topolvm"
 )
 
@@ -66,195 +65,171 @@ func nodeIDs(driver string, nodes []*storagev1.CSINode) map[string]string {
 	return ids
 }
 
-// APIReader reads the state from the API server. It must not be used concurrently.
+// APIReader reads the state from the API server.
 type APIReader struct {
-	client      kubernetes.Interface
-	meta        metadata.Interface
-	dynamic     dynamic.Interface
-	driver      string
-	notes       []string
-	volumes     int
-	attachments int
-	foreign     map[string]string // UIDs of the VolumeSnapshots with a content of another driver, by name; "": unknown
+	apiread.Clients
+	Driver string
 }
 
-// NewAPIReader returns a reader of the objects of driver.
-func NewAPIReader(client kubernetes.Interface, meta metadata.Interface, dynamic dynamic.Interface, driver string) *APIReader {
-	return &APIReader{client: client, meta: meta, dynamic: dynamic, driver: driver}
-}
-
-// Notes returns the resources that the last Read may not list, and the consequences.
-func (r *APIReader) Notes() []string { return r.notes }
-
-// Counts returns the numbers of volumes and attachments of the driver in the last Read.
-func (r *APIReader) Counts() (volumes, attachments int) { return r.volumes, r.attachments }
+// readTimeout bounds each request: an API server ends it after this time, too.
+const readTimeout = time.Minute
 
 // Read lists all objects, and first the LogicalVolumes of a driver of TopoLVM. It fails without the permission to list
-// PersistentVolumes; a missing permission for another resource is a note.
-func (r *APIReader) Read(ctx context.Context) (ClusterState, error) {
-	r.notes, r.volumes, r.attachments, r.foreign = nil, 0, 0, nil
-	var state ClusterState
-	if err := r.readLogicalVolumes(ctx, &state); err != nil {
-		return state, err
+// PersistentVolumes; a missing permission for another resource is a finding.
+func (a APIReader) Read(ctx context.Context) (ClusterState, error) {
+	r := newReading(a)
+	if err := r.logicalVolumes(ctx); err != nil {
+		return r.state, err
 	}
-	volumes, err := kube.ListAll[*corev1.PersistentVolume](ctx, r.client.CoreV1().PersistentVolumes().List)
-	if apierrors.IsForbidden(err) {
-		return state, fmt.Errorf("listing PersistentVolumes: %w. Grant list on persistentvolumes", err)
+	query := apiread.Query{Topic: "volumes", What: "PersistentVolumes"}
+	volumes, err := list[*corev1.PersistentVolume](ctx, r, query, r.Kubernetes.CoreV1().PersistentVolumes().List)
+	if err == nil && !volumes.Found {
+		err = fmt.Errorf("listing PersistentVolumes: %w. Grant list on persistentvolumes", volumes.Err)
 	}
 	if err != nil {
-		return state, fmt.Errorf("listing PersistentVolumes: %w", err)
+		return r.state, err
 	}
-	for _, pv := range volumes {
-		if _, _, ok := migration.HandleOf(r.driver, pv); ok {
-			r.volumes++
+	r.state.Volumes = volumes.Value
+	for _, read := range []func(context.Context) error{r.attachments, r.claims, r.contents, r.others} {
+		if err := read(ctx); err != nil {
+			return r.state, err
 		}
 	}
-	state.Volumes = volumes
-	if err := r.readAttachments(ctx, &state); err != nil {
-		return state, err
-	}
-	if err := r.readClaims(ctx, &state); err != nil {
-		return state, err
-	}
-	if err := r.readContents(ctx, &state); err != nil {
-		return state, err
-	}
-	return state, r.readOthers(ctx, &state)
+	return r.state, nil
 }
 
-// readLogicalVolumes reads the LogicalVolumes of a driver of TopoLVM.
-func (r *APIReader) readLogicalVolumes(ctx context.Context, state *ClusterState) error {
-	if !topolvm.IsDriver(r.driver) {
+// reading is one [APIReader.Read].
+type reading struct {
+	APIReader
+	reader  *apiread.Reader
+	state   ClusterState
+	foreign map[string]string // UIDs of the VolumeSnapshots with a content of another driver, by name; "": unknown
+}
+
+func newReading(a APIReader) *reading {
+	r := &reading{APIReader: a, foreign: map[string]string{}}
+	r.state.Others = map[string]metav1.Object{}
+	r.reader = apiread.New(readTimeout, func(f finding.Finding) { r.state.NotCompared = append(r.state.NotCompared, f) })
+	return r
+}
+
+// list reads all objects of a kind. A missing permission is no error.
+func list[T, L runtime.Object](
+	ctx context.Context, r *reading, q apiread.Query, request func(context.Context, metav1.ListOptions) (L, error),
+) (apiread.Result[[]T], error) {
+	result := apiread.List[T](ctx, r.reader, q, request)
+	if result.Found || apierrors.IsForbidden(result.Err) {
+		return result, nil
+	}
+	return result, fmt.Errorf("listing %s: %w", q.What, result.Err)
+}
+
+// logicalVolumes reads the LogicalVolumes of a driver of TopoLVM.
+func (r *reading) logicalVolumes(ctx context.Context) error {
+	if !topolvm.IsDriver(r.Driver) {
 		return nil
 	}
-	objects, err := kube.ListAll[*unstructured.Unstructured](ctx, r.dynamic.Resource(topolvm.Resource(r.driver)).List)
-	const consequence = "volumes and snapshots were not compared"
-	if apierrors.IsNotFound(err) {
-		r.notes = append(r.notes, "the cluster does not serve LogicalVolumes of "+r.driver+": "+consequence)
+	query := apiread.Query{Topic: "volumes", What: "LogicalVolumes", Effect: "Volumes and snapshots were not compared."}
+	objects, err := list[*unstructured.Unstructured](ctx, r, query, r.Dynamic.Resource(topolvm.Resource(r.Driver)).List)
+	switch {
+	case objects.Missing:
+		r.state.NotCompared = append(r.state.NotCompared,
+			finding.New(finding.Unknown, query.Topic, "The cluster does not serve LogicalVolumes of "+r.Driver+". "+query.Effect, ""))
 		return nil
-	}
-	if ok, err := r.permitted("LogicalVolumes", consequence, err); err != nil || !ok {
+	case err != nil || !objects.Found:
 		return err
 	}
-	state.LogicalVolumes = make([]*topolvm.LogicalVolume, len(objects))
-	for i, object := range objects {
-		state.LogicalVolumes[i] = new(topolvm.LogicalVolume)
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, state.LogicalVolumes[i]); err != nil {
+	r.state.LogicalVolumes = make([]*topolvm.LogicalVolume, len(objects.Value))
+	for i, object := range objects.Value {
+		if r.state.LogicalVolumes[i], err = apiread.Decode[topolvm.LogicalVolume](object.Object); err != nil {
 			return fmt.Errorf("reading LogicalVolume %s: %w", object.GetName(), err)
 		}
 	}
 	return nil
 }
 
-// readContents reads the VolumeSnapshotContents of the driver that have a snapshot.
-func (r *APIReader) readContents(ctx context.Context, state *ClusterState) error {
-	resource := schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
-	contents, err := kube.ListAll[*unstructured.Unstructured](ctx, r.dynamic.Resource(resource).List)
-	if apierrors.IsNotFound(err) { // the CRD is not installed: every snapshot is without a content
-		err = nil
-	}
-	if ok, err := r.permitted("VolumeSnapshotContents", "snapshots were not compared", err); err != nil || !ok {
+// contents reads the VolumeSnapshotContents of the driver that have a snapshot. Without their CRD, every snapshot is without a
+// content.
+func (r *reading) contents(ctx context.Context) error {
+	query := apiread.Query{Topic: "snapshots", What: "VolumeSnapshotContents", Effect: "Snapshots were not compared."}
+	contents, err := list[*unstructured.Unstructured](ctx, r, query, r.Dynamic.Resource(apiread.SnapshotContents).List)
+	if !contents.Found && !contents.Missing {
 		return err
 	}
-	state.Contents, state.Others, r.foreign = []Content{}, map[string]metav1.Object{}, map[string]string{}
-	for _, c := range contents {
+	r.state.Contents = []Content{}
+	for _, c := range contents.Value {
 		driver, _, _ := unstructured.NestedString(c.Object, "spec", "driver")
 		handle, _, _ := unstructured.NestedString(c.Object, "status", "snapshotHandle")
 		if handle == "" { // pre-provisioned
 			handle, _, _ = unstructured.NestedString(c.Object, "spec", "source", "snapshotHandle")
 		}
-		if driver != r.driver {
+		if driver != r.Driver {
 			namespace, _, _ := unstructured.NestedString(c.Object, "spec", "volumeSnapshotRef", "namespace")
 			name, _, _ := unstructured.NestedString(c.Object, "spec", "volumeSnapshotRef", "name")
 			uid, _, _ := unstructured.NestedString(c.Object, "spec", "volumeSnapshotRef", "uid")
 			r.foreign[namespace+"/"+name] = uid
 			continue
 		}
-		state.Others["VolumeSnapshotContent "+c.GetName()] = c
+		r.state.Others["VolumeSnapshotContent "+c.GetName()] = c
 		if handle == "" {
-			state.Creating++
+			r.state.Creating++
 			continue
 		}
-		state.Contents = append(state.Contents, Content{c.GetName(), string(c.GetUID()), handle})
+		r.state.Contents = append(r.state.Contents, Content{c.GetName(), string(c.GetUID()), handle})
 	}
 	return nil
 }
 
-func (r *APIReader) readAttachments(ctx context.Context, state *ClusterState) error {
-	attachments, err := kube.ListAll[*storagev1.VolumeAttachment](ctx, r.client.StorageV1().VolumeAttachments().List)
-	if state.Attached, err = r.permitted("VolumeAttachments", "attachments were not compared", err); err != nil {
-		return err
-	}
-	if !state.Attached {
-		state.Unread = append(state.Unread, "VolumeAttachments")
-	}
-	for _, va := range attachments {
-		if va.Spec.Attacher == r.driver {
-			r.attachments++
-		}
-	}
-	state.Attachments = attachments
-	nodes, err := kube.ListAll[*storagev1.CSINode](ctx, r.client.StorageV1().CSINodes().List)
-	if _, err = r.permitted("CSINodes", "attachments without annotation "+annNodeID+" were not compared", err); err != nil {
-		return err
-	}
-	state.NodeIDs = nodeIDs(r.driver, nodes)
-	return nil
-}
-
-func (r *APIReader) readClaims(ctx context.Context, state *ClusterState) error {
-	claims, err := kube.ListAll[*corev1.PersistentVolumeClaim](ctx, r.client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List)
-	ok, err := r.permitted("PersistentVolumeClaims", "claims stuck in deletion were not searched", err)
+func (r *reading) attachments(ctx context.Context) error {
+	query := apiread.Query{Topic: "attachments", What: "VolumeAttachments", Effect: "Attachments were not compared."}
+	attachments, err := list[*storagev1.VolumeAttachment](ctx, r, query, r.Kubernetes.StorageV1().VolumeAttachments().List)
 	if err != nil {
 		return err
 	}
-	if !ok {
-		state.Unread = append(state.Unread, "PersistentVolumeClaims")
+	if !attachments.Found {
+		r.state.Unread = append(r.state.Unread, query.What)
 	}
-	state.Claims = claims
-	return nil
+	r.state.Attachments, r.state.Attached = attachments.Value, attachments.Found
+	query = apiread.Query{Topic: "attachments", What: "CSINodes",
+		Effect: "Attachments without annotation " + annNodeID + " were not compared."}
+	nodes, err := list[*storagev1.CSINode](ctx, r, query, r.Kubernetes.StorageV1().CSINodes().List)
+	r.state.NodeIDs = nodeIDs(r.Driver, nodes.Value)
+	return err
 }
 
-// readOthers reads the metadata of Nodes and VolumeSnapshots with a finalizer of the roles. The one of a VolumeSnapshot is the same
-// for all drivers.
-func (r *APIReader) readOthers(ctx context.Context, state *ClusterState) error {
-	if state.Others == nil { // without VolumeSnapshotContents
-		state.Others = map[string]metav1.Object{}
+func (r *reading) claims(ctx context.Context) error {
+	query := apiread.Query{Topic: Stuck, What: "PersistentVolumeClaims", Effect: "Claims stuck in deletion were not searched."}
+	claims, err := list[*corev1.PersistentVolumeClaim](ctx, r, query,
+		r.Kubernetes.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List)
+	if !claims.Found {
+		r.state.Unread = append(r.state.Unread, query.What)
 	}
-	snapshots := schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}
+	r.state.Claims = claims.Value
+	return err
+}
+
+// others reads the metadata of Nodes and VolumeSnapshots with a finalizer of the roles. The one of a VolumeSnapshot is the same
+// for all drivers.
+func (r *reading) others(ctx context.Context) error {
 	for _, kind := range []struct {
 		name, finalizer string
 		resource        schema.GroupVersionResource
 	}{
-		{"Node", strings.ToLower(r.driver) + "/node", corev1.SchemeGroupVersion.WithResource("nodes")},
-		{"VolumeSnapshot", kube.SnapshotProtection, snapshots},
+		{"Node", strings.ToLower(r.Driver) + "/node", corev1.SchemeGroupVersion.WithResource("nodes")},
+		{"VolumeSnapshot", kube.SnapshotProtection, apiread.Snapshots},
 	} {
-		objects, err := kube.ListAll[*metav1.PartialObjectMetadata](ctx, r.meta.Resource(kind.resource).List)
-		if apierrors.IsNotFound(err) { // the CRD is not installed
-			continue
-		}
-		if _, err = r.permitted(kind.name+"s", kind.name+"s stuck in deletion were not searched", err); err != nil {
+		query := apiread.Query{Topic: Stuck, What: kind.name + "s", Effect: kind.name + "s stuck in deletion were not searched."}
+		objects, err := list[*metav1.PartialObjectMetadata](ctx, r, query, r.Metadata.Resource(kind.resource).List)
+		if err != nil && !objects.Missing { // without the CRD there are none
 			return err
 		}
-		for _, obj := range objects {
+		for _, obj := range objects.Value {
 			uid, foreign := r.foreign[kube.Key(obj)]
 			foreign = foreign && kind.name == "VolumeSnapshot" && (uid == "" || uid == string(obj.UID))
 			if slices.Contains(obj.Finalizers, kind.finalizer) && !foreign {
-				state.Others[kind.name+" "+kube.Key(obj)] = obj
+				r.state.Others[kind.name+" "+kube.Key(obj)] = obj
 			}
 		}
 	}
 	return nil
-}
-
-// permitted turns a missing permission to list a resource into a note. It returns other errors.
-func (r *APIReader) permitted(resource, consequence string, err error) (ok bool, _ error) {
-	switch {
-	case apierrors.IsForbidden(err):
-		r.notes = append(r.notes, fmt.Sprintf("no permission to list %s: %s", resource, consequence))
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("listing %s: %w", resource, err)
-	}
-	return true, nil
 }

@@ -14,13 +14,12 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 )
 
 // TestHintAtAPermission expects the hint for a missing permission, and not for a server that
@@ -36,7 +35,7 @@ func TestHintAtAPermission(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = NewAPIReader(client, nil, nil, "d").Read(t.Context())
+		_, err = (APIReader{Clients: apiread.Clients{Kubernetes: client}, Driver: "d"}).Read(t.Context())
 		if err == nil || !strings.Contains(err.Error(), "listing PersistentVolumes") ||
 			strings.Contains(err.Error(), "Grant list") != hint {
 			t.Errorf("%s: %v", host, err)
@@ -68,8 +67,11 @@ func TestRead(t *testing.T) {
 	}))
 	defer server.Close()
 	cfg := &rest.Config{Host: server.URL}
-	r := NewAPIReader(kubernetes.NewForConfigOrDie(cfg), metadata.NewForConfigOrDie(cfg), dynamic.NewForConfigOrDie(cfg), driver)
-	state, err := r.Read(t.Context())
+	clients, err := apiread.NewClients(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, err := (APIReader{Clients: clients, Driver: driver}).Read(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,13 +100,13 @@ func TestReadContents(t *testing.T) {
 			"spec":   map[string]any{"driver": test.driver, "source": map[string]any{"snapshotHandle": test.source}},
 			"status": map[string]any{"snapshotHandle": test.status},
 		}}
-		resource := schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
 		client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
-			map[schema.GroupVersionResource]string{resource: "VolumeSnapshotContentList"}, content)
-		var state ClusterState
-		if err := NewAPIReader(nil, nil, client, driver).readContents(t.Context(), &state); err != nil {
+			map[schema.GroupVersionResource]string{apiread.SnapshotContents: "VolumeSnapshotContentList"}, content)
+		r := newReading(APIReader{Clients: apiread.Clients{Dynamic: client}, Driver: driver})
+		if err := r.contents(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		state := r.state
 		if !slices.Equal(state.Contents, test.want) {
 			t.Errorf("%s: %+v, want %+v", name, state.Contents, test.want)
 		}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"time"
@@ -18,10 +17,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
 
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/clock"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 const apiServerCheck = "api-server"
@@ -31,29 +30,27 @@ const apiServerCheck = "api-server"
 func (e *examination) connect(ctx context.Context) bool {
 	const name = apiServerCheck
 	fail := func(hint, format string, args ...any) bool {
-		e.add(name, Failure, hint, format, args...)
+		e.add(name, finding.Failing, hint, format, args...)
 		return false
 	}
 	if e.in.Config == nil {
 		return fail("run this in the pod, or set --kubeconfig", "%v", e.in.ConfigError)
 	}
 	host := e.in.Config.Host
-	version, err := e.askVersion(ctx)
+	var err error
+	if e.Clients, err = apiread.NewClients(e.in.Config); err != nil {
+		return fail("check the kubeconfig", "creating the clients: %v", err)
+	}
+	version, code, err := e.askVersion(ctx)
 	if err != nil {
 		return fail("check the address, the network policies of the pod and the certificate of the API server",
 			"%s does not answer: %v", host, err)
 	}
-	if e.client, err = kubernetes.NewForConfig(e.in.Config); err == nil {
-		e.meta, err = metadata.NewForConfig(e.in.Config)
-	}
-	if err != nil {
-		return fail("check the kubeconfig", "creating the client: %v", err)
-	}
 	described := "version " + version
 	if version == "" {
-		described = fmt.Sprintf("version unknown (/version returns %s)", e.versionStatus)
+		described = fmt.Sprintf("version unknown (/version returns %d %s)", code, http.StatusText(code))
 	}
-	reviews := e.client.AuthenticationV1().SelfSubjectReviews()
+	reviews := e.Kubernetes.AuthenticationV1().SelfSubjectReviews()
 	review, err := reviews.Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	user := ""
 	if err == nil {
@@ -76,45 +73,21 @@ func (e *examination) connect(ctx context.Context) bool {
 	default:
 		e.ok(name, "%s, %s, authenticated as %s", host, described, user)
 	}
-	e.Checks = append(e.Checks, checkSkew(e.skew))
-	if e.skew == clock.Unknown {
-		e.skew = 0
-	}
+	e.Findings = append(e.Findings, checkSkew(e.Clock.Skew()))
 	return true
 }
 
-// askVersion returns the version of the API server, "" if it does not say. It also sets e.skew
-// from the Date of the response.
-func (e *examination) askVersion(ctx context.Context) (string, error) {
-	client, err := rest.HTTPClientFor(e.in.Config)
-	if err != nil {
-		return "", err
+// askVersion returns the version of the API server, "" if it does not say, and the HTTP status of the response.
+func (e *examination) askVersion(ctx context.Context) (version string, code int, err error) {
+	body, err := e.Kubernetes.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).StatusCode(&code).Raw()
+	if code == 0 {
+		return "", 0, err
 	}
-	address, _, err := rest.DefaultServerUrlFor(e.in.Config)
-	if err != nil {
-		return "", err
+	var answer struct{ GitVersion string }
+	if err != nil || json.Unmarshal(body, &answer) != nil {
+		return "", code, nil
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address.JoinPath("/version").String(), nil)
-	if err != nil {
-		return "", err
-	}
-	before := time.Now()
-	response, err := client.Do(request)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	e.skew = clock.Skew(response.Header.Get("Date"), before, time.Now())
-	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
-	if err != nil {
-		return "", err
-	}
-	var version struct{ GitVersion string }
-	e.versionStatus = response.Status
-	if response.StatusCode != http.StatusOK || json.Unmarshal(body, &version) != nil {
-		return "", nil
-	}
-	return version.GitVersion, nil
+	return answer.GitVersion, code, nil
 }
 
 // reviewsAccess reports whether the server answers a SelfSubjectAccessReview as an API server does.
@@ -122,7 +95,7 @@ func (e *examination) reviewsAccess(ctx context.Context) bool {
 	ask := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
 		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "get", Resource: "nodes"},
 	}}
-	review, err := e.client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, ask, metav1.CreateOptions{})
+	review, err := e.Kubernetes.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, ask, metav1.CreateOptions{})
 	return err == nil && review.Spec.ResourceAttributes != nil || isRefusal(err)
 }
 
@@ -140,10 +113,10 @@ const (
 )
 
 // checkSkew returns the check of a clock difference.
-func checkSkew(skew time.Duration) Check {
-	c := Check{Name: "clock", Status: OK, Message: "equal to that of the API server (to a second)"}
+func checkSkew(skew time.Duration) finding.Finding {
+	c := finding.Finding{Topic: "clock", Severity: finding.OK, Message: "equal to that of the API server (to a second)"}
 	if skew == clock.Unknown {
-		c.Status, c.Message = Skipped, "the responses of the API server have no Date"
+		c.Severity, c.Message = finding.Unknown, "the responses of the API server have no Date"
 		return c
 	}
 	word := "ahead of"
@@ -151,32 +124,29 @@ func checkSkew(skew time.Duration) Check {
 		word = "behind"
 	}
 	if skew.Abs() > clockWarning {
-		c.Status, c.Hint = Warning, "synchronize the clocks of the nodes (NTP)"
+		c.Severity, c.Next = finding.Warning, "synchronize the clocks of the nodes (NTP)"
 		c.Message = fmt.Sprintf("%s %s that of the API server", duration.HumanDuration(skew.Abs().Round(time.Second)), word)
 	}
 	if skew.Abs() > clockFailure {
-		c.Status, c.Hint = Failure, c.Hint+": tokens and certificates may be rejected as expired or not yet valid"
+		c.Severity, c.Next = finding.Failing, c.Next+": tokens and certificates may be rejected as expired or not yet valid"
 	}
 	return c
 }
-
-// now returns the time of the API server.
-func (e *examination) now() time.Time { return time.Now().Add(-e.skew) }
 
 // checkAPIs checks that the API server serves the resources that roles and features use.
 func (e *examination) checkAPIs() {
 	for _, a := range e.plan.APIs {
 		name := "api " + a.Resource
-		served, err := firstServed(e.client, a.Resource, a.GroupVersion, a.Older)
+		served, err := firstServed(e.Kubernetes, a.Resource, a.GroupVersion, a.Older)
 		switch {
 		case err != nil:
-			e.skip(name, "reading the resources of %s: %v", a.GroupVersion, err)
+			e.unknown(name, "reading the resources of %s: %v", a.GroupVersion, err)
 		case served != "":
 			e.ok(name, "%s is served, for %s", served, a.For)
 		case a.Required:
-			e.add(name, Failure, a.Hint, "%s is not served; it is required for %s", a.GroupVersion, a.For)
+			e.add(name, finding.Failing, a.Hint, "%s is not served; it is required for %s", a.GroupVersion, a.For)
 		default:
-			e.add(name, Warning, a.Hint, "%s is not served: %s is disabled", a.GroupVersion, a.For)
+			e.add(name, finding.Warning, a.Hint, "%s is not served: %s is disabled", a.GroupVersion, a.For)
 		}
 	}
 }

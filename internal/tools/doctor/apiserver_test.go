@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // TestServerThatIsNoAPIServer connects to other web servers, such as a proxy or a wrong path in the
@@ -45,7 +47,8 @@ func TestServerThatIsNoAPIServer(t *testing.T) {
 			server := httptest.NewServer(test.handler)
 			defer server.Close()
 			e := &examination{in: Input{Config: &rest.Config{Host: server.URL}}, Report: &Report{}}
-			if got := e.connect(t.Context()); got != test.want || (e.Count(Failure) == 0) != test.want || e.Reached != test.want {
+			if got := e.connect(t.Context()); got != test.want || (finding.Count(e.Findings,
+				finding.Failing) == 0) != test.want || e.Reached != test.want {
 				t.Errorf("%t, %+v", got, e.Report)
 			}
 		})

@@ -12,56 +12,50 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
 	"github.com/storage-controller/storage-controller/internal/rbac"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // checkClasses checks the StorageClasses of the driver and their secrets.
 func (e *examination) checkClasses(ctx context.Context) {
 	const name = "storageclasses"
-	all, err := kube.ListAll[*storagev1.StorageClass](ctx, e.client.StorageV1().StorageClasses().List)
-	if err != nil {
-		e.skip(name, "StorageClasses could not be listed (%s)", reason(err))
+	query := apiread.Query{Topic: name, What: "StorageClasses"}
+	all := apiread.List[*storagev1.StorageClass](ctx, e.reader, query, e.Kubernetes.StorageV1().StorageClasses().List)
+	if !all.Found {
 		return
 	}
 	var found []string
-	classes := slices.DeleteFunc(all, func(c *storagev1.StorageClass) bool {
+	classes := slices.DeleteFunc(slices.Clone(all.Value), func(c *storagev1.StorageClass) bool {
 		return c.Provisioner != e.driver.Name && c.Provisioner != migration.PluginOf(e.driver.Name)
 	})
 	for _, c := range classes {
 		found = append(found, c.Name)
 	}
 	if found == nil {
-		e.add(name, Warning, "create one with provisioner: "+e.driver.Name, "no StorageClass has provisioner %s", e.driver.Name)
+		e.add(name, finding.Warning, "create one with provisioner: "+e.driver.Name, "no StorageClass has provisioner %s", e.driver.Name)
 		return
 	}
-	e.ok(name, "%s", names(found))
-	client, err := e.reviewClient()
-	if err != nil {
-		e.skip("rbac secrets", "creating the client for access reviews: %v", err)
-		return
-	}
+	e.ok(name, "%s", kube.ShortList(found, maxNames))
 	for _, c := range classes {
-		e.checkSecrets(ctx, client, c)
+		e.checkSecrets(ctx, c)
 	}
 }
 
-func (e *examination) checkSecrets(ctx context.Context, client kubernetes.Interface, class *storagev1.StorageClass) {
+func (e *examination) checkSecrets(ctx context.Context, class *storagev1.StorageClass) {
 	secrets, err := volumerules.SecretTemplates(class.Parameters)
 	if err != nil {
-		e.add("storageclass "+class.Name, Failure, "correct the parameters; no volume of this class can be provisioned", "%v", err)
+		e.add("storageclass "+class.Name, finding.Failing, "correct the parameters; no volume of this class can be provisioned", "%v", err)
 		return
 	}
 	for _, s := range secrets {
 		if role := reader(s.Purpose, e.driver.Controller, e.known); role != "" && e.plan.runs(role) {
-			e.checkSecretAccess(ctx, client, s, role)
+			e.checkSecretAccess(ctx, s, role)
 		}
 		e.checkSecretExists(ctx, "StorageClass "+class.Name, s)
 	}
@@ -89,11 +83,11 @@ func reader(purpose volumerules.Purpose, caps csiclient.ControllerCapabilities, 
 
 // has reports whether there is a check called name.
 func (r *Report) has(name string) bool {
-	return slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Name == name })
+	return slices.ContainsFunc(r.Findings, func(c finding.Finding) bool { return c.Topic == name })
 }
 
 // checkSecretAccess checks the permission to read a secret, or all secrets if it is a template.
-func (e *examination) checkSecretAccess(ctx context.Context, client kubernetes.Interface, s volumerules.Secret, role string) {
+func (e *examination) checkSecretAccess(ctx context.Context, s volumerules.Secret, role string) {
 	a := rbac.Access{Verb: "get", Resource: "secrets", Namespace: s.Namespace, Name: s.Name}
 	if strings.Contains(s.Name, "$") {
 		a.Name = ""
@@ -106,21 +100,24 @@ func (e *examination) checkSecretAccess(ctx context.Context, client kubernetes.I
 	if e.has(name) {
 		return
 	}
-	err := rbac.Review(ctx, client, []rbac.Access{a})[a]
+	client, err := e.reviewClient()
+	if err == nil {
+		err = rbac.Review(ctx, client, []rbac.Access{a})[a]
+	}
 	switch {
 	case err == nil:
 		e.ok(name, "granted")
 	case !errors.Is(err, rbac.ErrDenied):
-		e.skip(name, "checking permission to %s: %v", a, err)
+		e.unknown(name, "checking permission to %s: %v", a, err)
 	case a.Namespace == "":
-		e.add(name, Warning, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in each of these namespaces",
+		e.add(name, finding.Warning, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in each of these namespaces",
 			"not granted in all namespaces: the %s reads secrets in the namespaces that the template gives", role)
 	default:
 		grant := rbac.Grant{File: strings.TrimSuffix(file+":"+a.Name, ":"), Accesses: []rbac.Access{a}}
 		e.Missing = append(e.Missing, Missing{grant, a.String()})
-		severity := Failure
+		severity := finding.Failing
 		if role == "resizer" && !e.known { // the driver may not expand volumes
-			severity = Warning
+			severity = finding.Warning
 		}
 		e.add(name, severity, "apply deploy/rbac/"+file+"/rbac.yaml, or create a Role in namespace "+s.Namespace,
 			"not granted: %s; the %s needs it", a, role)
@@ -135,19 +132,18 @@ func (e *examination) checkSecretExists(ctx context.Context, class string, s vol
 	}
 	secret := volumerules.Secrets{Provisioner: &corev1.SecretReference{Namespace: s.Namespace, Name: s.Name}}
 	if err := secret.Permitted(e.plan.SecretNamespaces); err != nil {
-		e.add(name, Failure, "add the namespace, or correct the parameters of the class", "%v; it is the %s secret of %s", err,
+		e.add(name, finding.Failing, "add the namespace, or correct the parameters of the class", "%v; it is the %s secret of %s", err,
 			s.Purpose, class)
 		return
 	}
-	secrets := e.meta.Resource(corev1.SchemeGroupVersion.WithResource("secrets"))
-	_, err := secrets.Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		e.add(name, Warning, "create it, or correct the parameters of the class", "not found; it is the %s secret of %s",
+	query := apiread.Query{Topic: name, What: apiread.Name("Secret", s.Namespace, s.Name),
+		Effect: fmt.Sprintf("It is the %s secret of %s.", s.Purpose, class)}
+	secrets := e.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(s.Namespace)
+	switch read := apiread.Get(ctx, e.reader, query, s.Name, apiread.Metadata(secrets)); {
+	case read.Missing:
+		e.add(name, finding.Warning, "create it, or correct the parameters of the class", "not found; it is the %s secret of %s",
 			s.Purpose, class)
-	case err != nil:
-		e.skip(name, "%s secret of %s; it could not be read (%s)", s.Purpose, class, reason(err))
-	default:
+	case read.Found:
 		e.ok(name, "exists, %s secret of %s", s.Purpose, class)
 	}
 }

@@ -12,11 +12,11 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/metadata"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // TestSecretsOfClasses checks a user who may read no Secrets.
@@ -25,11 +25,7 @@ func TestSecretsOfClasses(t *testing.T) {
 	cp := kubetest.Get(t, kubetest.Real())
 	kubetest.InstallCRDs(t, cp)
 	ns := kubetest.Namespace(t, cp)
-	meta, err := metadata.NewForConfig(cp.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	objects, err := dynamic.NewForConfig(cp.Config())
+	clients, err := apiread.NewClients(cp.Config())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,13 +62,13 @@ func TestSecretsOfClasses(t *testing.T) {
 			class.SetGroupVersionKind(kind.resource.GroupVersion().WithKind(kind.kind))
 			class.SetName(name)
 			_ = unstructured.SetNestedStringMap(class.Object, parameters, "parameters")
-			_, err = objects.Resource(kind.resource).Create(t.Context(), class, options)
+			_, err = clients.Dynamic.Resource(kind.resource).Create(t.Context(), class, options)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := &examination{Report: &Report{}, client: cp.Client(), meta: meta, driver: driver, known: true,
-			in: Input{Config: cp.Config(), Impersonate: serviceAccounts + ns + ":stranger"}}
+		e := newExamination(Input{Config: cp.Config(), Impersonate: serviceAccounts + ns + ":stranger"})
+		e.Clients, e.driver, e.known = clients, driver, true
 		for _, s := range snapshotClasses {
 			e.plan.APIs = append(e.plan.APIs, API{GroupVersion: s.resource.GroupVersion().String()})
 		}
@@ -84,20 +80,20 @@ func TestSecretsOfClasses(t *testing.T) {
 		}
 		e.checkClasses(t.Context())
 		e.checkSnapshotClasses(t.Context())
-		refused := slices.ContainsFunc(e.Checks, func(c Check) bool {
-			return c.Status == Failure && strings.Contains(c.Message, "its namespace is not in --secret-namespaces")
+		refused := slices.ContainsFunc(e.Findings, func(c finding.Finding) bool {
+			return c.Severity == finding.Failing && strings.Contains(c.Message, "its namespace is not in --secret-namespaces")
 		})
 		if refused != (c.purpose == "") {
-			t.Errorf("%q: %+v", c.purpose, e.Checks)
+			t.Errorf("%q: %+v", c.purpose, e.Findings)
 		}
 		var have []string
-		for _, check := range e.Checks {
-			if role, ok := strings.CutSuffix(check.Name, "-secrets "+ns+"/s"); ok && check.Status == Failure {
+		for _, check := range e.Findings {
+			if role, ok := strings.CutSuffix(check.Topic, "-secrets "+ns+"/s"); ok && check.Severity == finding.Failing {
 				have = append(have, strings.TrimPrefix(role, "rbac "))
 			}
 		}
 		if !slices.Equal(have, c.want) || !e.has("secret "+ns+"/s") && c.snapshot < 0 {
-			t.Errorf("%q: %q, want %q: %+v", c.purpose, have, c.want, e.Checks)
+			t.Errorf("%q: %q, want %q: %+v", c.purpose, have, c.want, e.Findings)
 		}
 	}
 }

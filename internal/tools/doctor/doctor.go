@@ -8,61 +8,27 @@ package doctor
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
-	"strings"
 	"time"
-	"unicode"
 
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/rbac"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
-
-// Status is the result of a check.
-type Status string
-
-// The results of a check.
-const (
-	OK      Status = "ok"
-	Warning Status = "warning" // it works with a restriction
-	Failure Status = "failure" // it does not work
-	Skipped Status = "skipped" // it could not be checked, or is not relevant
-)
-
-// Check is one check with its result.
-type Check struct {
-	Name    string `json:"name"`
-	Status  Status `json:"status"`
-	Message string `json:"message"`
-	Hint    string `json:"hint,omitempty"` // what to do; never empty for a warning or a failure
-}
 
 // Report holds the results of all checks.
 type Report struct {
-	Driver  string    `json:"driver,omitempty"`
-	Version string    `json:"version"` // of this program
-	Time    time.Time `json:"time"`
-	Checks  []Check   `json:"checks"`
-	Reached bool      `json:"reached"` // the driver or the API server answered
-	User    string    `json:"-"`       // whose permissions were checked; "" if unknown
-	Missing []Missing `json:"-"`       // for WriteRBAC
-}
-
-// Count returns the number of checks with status s.
-func (r Report) Count(s Status) int {
-	n := 0
-	for _, c := range r.Checks {
-		if c.Status == s {
-			n++
-		}
-	}
-	return n
+	Driver   string            `json:"driver,omitempty"`
+	Version  string            `json:"version"` // of this program
+	Time     time.Time         `json:"time"`
+	Findings []finding.Finding `json:"findings"`
+	Reached  bool              `json:"reached"` // the driver or the API server answered
+	User     string            `json:"-"`       // whose permissions were checked; "" if unknown
+	Missing  []Missing         `json:"-"`       // for WriteRBAC
 }
 
 // Role is a role that the process would run.
@@ -123,12 +89,12 @@ type Input struct {
 
 // Plan describes what a process would do.
 type Plan struct {
-	Driver csiclient.Driver `json:"driver"`
-	Known  bool             `json:"known"`  // the capabilities of Driver are known
-	Checks []Check          `json:"checks"` // of the settings
-	Roles  []Role           `json:"roles"`
-	Grants []rbac.Grant     `json:"grants"`
-	APIs   []API            `json:"apis"`
+	Driver   csiclient.Driver  `json:"driver"`
+	Known    bool              `json:"known"`    // the capabilities of Driver are known
+	Findings []finding.Finding `json:"findings"` // about the settings and the environment
+	Roles    []Role            `json:"roles"`
+	Grants   []rbac.Grant      `json:"grants"`
+	APIs     []API             `json:"apis"`
 	// Capacity reports whether CSIStorageCapacity objects would be published.
 	Capacity bool `json:"capacity"`
 	// Topology reports whether volumes would have a topology.
@@ -149,21 +115,31 @@ func (p Plan) runs(role string) bool {
 // examination is the state of one [Run].
 type examination struct {
 	*Report
-	in            Input
-	plan          Plan
-	driver        csiclient.Driver
-	known         bool // the capabilities of the driver are known
-	client        kubernetes.Interface
-	meta          metadata.Interface
-	skew          time.Duration // of the local clock; positive if it is ahead
-	versionStatus string        // HTTP status of the response to GET /version
+	in     Input
+	plan   Plan
+	driver csiclient.Driver
+	known  bool // the capabilities of the driver are known
+	apiread.Clients
+	reader *apiread.Reader
 }
 
-// Run runs all checks. What cannot be checked is skipped, with the reason.
-func Run(ctx context.Context, in Input) Report {
+// readTimeout bounds each request to read objects.
+const readTimeout = 15 * time.Second
+
+// onlyThisCommand is about kinds that the roles need not read.
+const onlyThisCommand = "Only this command needs the permission."
+
+func newExamination(in Input) *examination {
 	e := &examination{in: in, Report: &Report{
 		Version: in.Version, Time: time.Now().UTC().Truncate(time.Second), User: in.Impersonate,
 	}}
+	e.reader = apiread.New(readTimeout, func(f finding.Finding) { e.Findings = append(e.Findings, f) })
+	return e
+}
+
+// Run runs all checks. What cannot be checked is unknown, with the reason.
+func Run(ctx context.Context, in Input) Report {
+	e := newExamination(in)
 	if in.Process != nil {
 		e.adopt(*in.Process)
 	} else {
@@ -174,7 +150,7 @@ func Run(ctx context.Context, in Input) Report {
 		}
 	}
 	e.Driver = e.driver.Name
-	e.Checks = append(e.Checks, e.plan.Checks...)
+	e.Findings = append(e.Findings, e.plan.Findings...)
 	if !e.connect(ctx) {
 		return *e.Report
 	}
@@ -190,7 +166,7 @@ func Run(ctx context.Context, in Input) Report {
 		{"nodes", e.checkNodes}, {"lost nodes", e.checkLostNodes},
 	} {
 		if e.driver.Name == "" && check.name != sidecarsCheck {
-			e.skip(check.name, "the name of the driver is unknown")
+			e.unknown(check.name, "the name of the driver is unknown")
 			continue
 		}
 		check.run(ctx)
@@ -198,56 +174,19 @@ func Run(ctx context.Context, in Input) Report {
 	return *e.Report
 }
 
-func (r *Report) add(name string, s Status, hint, format string, args ...any) {
-	r.Checks = append(r.Checks, Check{Name: name, Status: s, Hint: hint, Message: fmt.Sprintf(format, args...)})
+func (r *Report) add(topic string, s finding.Severity, next, format string, args ...any) {
+	r.Findings = append(r.Findings, finding.Finding{Severity: s, Topic: topic, Next: next, Message: fmt.Sprintf(format, args...)})
 }
 
-func (r *Report) ok(name, format string, args ...any)   { r.add(name, OK, "", format, args...) }
-func (r *Report) skip(name, format string, args ...any) { r.add(name, Skipped, "", format, args...) }
+func (r *Report) ok(topic, format string, args ...any) { r.add(topic, finding.OK, "", format, args...) }
 
-// maxNameWidth bounds the column of the names. Names of Leases may be longer.
-const maxNameWidth = 34
-
-// WriteText writes r as text: a line for each check, and one for its hint.
-func (r Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	width := 0
-	for _, c := range r.Checks {
-		width = max(width, min(len(c.Name), maxNameWidth))
-	}
-	for _, c := range r.Checks {
-		fmt.Fprintf(&b, "%-7s  %-*s  %s\n", c.Status, width, plain(c.Name), plain(c.Message))
-		if c.Hint != "" {
-			fmt.Fprintf(&b, "%-7s  %-*s  → %s\n", "", width, "", plain(c.Hint))
-		}
-	}
-	fmt.Fprintf(&b, "\n%d ok, %s, %s, %d skipped\n",
-		r.Count(OK), plural(r.Count(Warning), "warning"), plural(r.Count(Failure), "failure"), r.Count(Skipped))
-	_, err := io.WriteString(w, b.String())
-	return err
+func (r *Report) unknown(topic, format string, args ...any) {
+	r.add(topic, finding.Unknown, "", format, args...)
 }
 
-// plain returns text without control characters, because containers write parts of it.
-func plain(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, text)
-}
-
-func plural(n int, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	return fmt.Sprintf("%d %s", n, noun)
-}
-
-// WriteJSON writes r as indented JSON.
-func (r Report) WriteJSON(w io.Writer) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(r)
+// Text returns r as text.
+func (r Report) Text() string {
+	count := func(s finding.Severity) int { return finding.Count(r.Findings, s) }
+	return fmt.Sprintf("%s\n%d ok, %s, %d failing, %d unknown\n", finding.Text(r.Findings), count(finding.OK),
+		finding.Plural(count(finding.Warning), "warning"), count(finding.Failing), count(finding.Unknown))
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/tools/clock"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 func TestClock(t *testing.T) {
@@ -27,24 +28,24 @@ func TestClock(t *testing.T) {
 	for name, c := range map[string]struct {
 		before, after time.Duration // of the own clock, since server
 		date          string
-		want          Status
+		want          finding.Severity
 		text          string
 	}{
-		"the same second":               {500 * time.Millisecond, 900 * time.Millisecond, "", OK, "equal to"},
-		"an answer that took long":      {-5 * time.Second, 20 * time.Second, "", OK, "equal to"},
-		"a little ahead":                {5 * time.Second, 5 * time.Second, "", OK, "equal to"},
-		"ahead":                         {11 * time.Second, 11 * time.Second, "", Warning, "10s ahead of"},
-		"behind":                        {-10 * time.Second, -10 * time.Second, "", Warning, "10s behind"},
-		"far behind":                    {-time.Hour, -time.Hour, "", Failure, "60m behind"},
-		"a server without a Date":       {0, 0, "-", Skipped, "no Date"},
-		"a server with an invalid Date": {0, 0, "yesterday", Skipped, "no Date"},
+		"the same second":               {500 * time.Millisecond, 900 * time.Millisecond, "", finding.OK, "equal to"},
+		"an answer that took long":      {-5 * time.Second, 20 * time.Second, "", finding.OK, "equal to"},
+		"a little ahead":                {5 * time.Second, 5 * time.Second, "", finding.OK, "equal to"},
+		"ahead":                         {11 * time.Second, 11 * time.Second, "", finding.Warning, "10s ahead of"},
+		"behind":                        {-10 * time.Second, -10 * time.Second, "", finding.Warning, "10s behind"},
+		"far behind":                    {-time.Hour, -time.Hour, "", finding.Failing, "60m behind"},
+		"a server without a Date":       {0, 0, "-", finding.Unknown, "no Date"},
+		"a server with an invalid Date": {0, 0, "yesterday", finding.Unknown, "no Date"},
 	} {
 		date := server.Format("Mon, 02 Jan 2006 15:04:05 GMT")
 		if c.date != "" {
 			date = c.date
 		}
 		got := checkSkew(clock.Skew(date, server.Add(c.before), server.Add(c.after)))
-		if got.Status != c.want || !strings.Contains(got.Message, c.text) {
+		if got.Severity != c.want || !strings.Contains(got.Message, c.text) {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
@@ -73,45 +74,48 @@ func TestSidecarsOfAPod(t *testing.T) {
 		plan      Plan
 		pod       string
 		container corev1.Container
-		want      []Status
+		want      []finding.Severity
 		text      string
 	}{
 		"another sidecar":                {elected, "other", container("", "csi-resizer:v1"), nil, ""},
 		"a sidecar of no role":           {elected, "other", container("", "csi-attacher:v4"), nil, ""},
 		"this program under an old name": {elected, "other", renamed, nil, ""},
-		"a sidecar with leader election": {elected, "other", old, []Status{Warning}, "only one of them is active"},
-		"one with election in this pod": {elected, "mine", old, []Status{Failure}, "remove it, because storage-controller runs in the " +
-			"same pod. Until then both are active, because in one pod both hold the Lease"},
-		"this process without election": {Plan{Roles: roles(false), Pod: "mine"}, "mine", old, []Status{Failure}, "both are active"},
-		"one without election elsewhere": {elected, "other", container("", "csi-provisioner:v5"), []Status{Warning},
+		"a sidecar with leader election": {elected, "other", old, []finding.Severity{finding.Warning}, "only one of them is active"},
+		"one with election in this pod": {elected, "mine", old, []finding.Severity{finding.Failing},
+			"remove it, because storage-controller runs in the " +
+				"same pod. Until then both are active, because in one pod both hold the Lease"},
+		"this process without election": {Plan{Roles: roles(false), Pod: "mine"}, "mine", old, []finding.Severity{finding.Failing},
+			"both are active"},
+		"one without election elsewhere": {elected, "other", container("", "csi-provisioner:v5"), []finding.Severity{finding.Warning},
 			"if it serves the same driver"},
-		"one behind a mirror, by its name":  {elected, "other", mirrored, []Status{Warning}, "container csi-provisioner"},
-		"one behind a mirror, by its image": {elected, "other", prefixed, []Status{Warning}, "container p"},
+		"one behind a mirror, by its name":  {elected, "other", mirrored, []finding.Severity{finding.Warning}, "container csi-provisioner"},
+		"one behind a mirror, by its image": {elected, "other", prefixed, []finding.Severity{finding.Warning}, "container p"},
 		"a driver with such a name": {elected, "other", container("csi-provisioner", "driver:v5", "--endpoint=/csi/csi.sock"), nil,
 			""},
-		"an image with its old name": {elected, "other", container("", "external-provisioner:v5"), []Status{Warning},
+		"an image with its old name": {elected, "other", container("", "external-provisioner:v5"), []finding.Severity{finding.Warning},
 			"csi-provisioner"},
-		"TopoLVM's controller in this pod":  {elected, "mine", topolvm, []Status{Failure}, "remove it"},
-		"TopoLVM's controller, other Lease": {nodecontroller, "other", topolvm, []Status{Warning}, "both are active"},
+		"TopoLVM's controller in this pod":  {elected, "mine", topolvm, []finding.Severity{finding.Failing}, "remove it"},
+		"TopoLVM's controller, other Lease": {nodecontroller, "other", topolvm, []finding.Severity{finding.Warning}, "both are active"},
 		"TopoLVM's controller, Lease of a flag": {
-			elected, "mine", driver("--leader-election-id=x"), []Status{Failure}, "both are active",
+			elected, "mine", driver("--leader-election-id=x"), []finding.Severity{finding.Failing}, "both are active",
 		},
 		"TopoLVM's controller, our Lease by a flag": {
-			nodecontroller, "mine", driver("--leader-election-id", "x"), []Status{Warning}, "only one of them is active",
+			nodecontroller, "mine", driver("--leader-election-id", "x"), []finding.Severity{finding.Warning}, "only one of them is active",
 		},
 		"TopoLVM's controller, other namespace": {
-			elected, "other", driver("--leader-election-namespace=y"), []Status{Warning}, "both are active",
+			elected, "other", driver("--leader-election-namespace=y"), []finding.Severity{finding.Warning}, "both are active",
 		},
 		"one without election in this pod": {
-			elected, "mine", container("", "csi-provisioner:v5", "--leader-election=false"), []Status{Failure}, "both are active",
+			elected, "mine", container("", "csi-provisioner:v5", "--leader-election=false"), []finding.Severity{finding.Failing},
+			"both are active",
 		},
 	} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: c.pod}, Spec: corev1.PodSpec{Containers: []corev1.Container{c.container}}}
-		var have []Status
+		var have []finding.Severity
 		text := ""
 		for _, check := range c.plan.sidecarsOf(pod) {
-			have = append(have, check.Status)
-			text += check.Message + check.Hint
+			have = append(have, check.Severity)
+			text += check.Message + check.Next
 		}
 		if !slices.Equal(have, c.want) || !strings.Contains(text, c.text) {
 			t.Errorf("%s: %v, want %v: %s", name, have, c.want, text)
@@ -131,19 +135,20 @@ func TestCSIDriverAgainstCapabilities(t *testing.T) {
 		publishes, tells         bool
 		roles                    []string
 		selected                 bool
-		wantAttach, wantCapacity Status
+		wantAttach, wantCapacity finding.Severity
 	}{
-		"all agree":                               {yes, yes, true, true, []string{"attacher", "capacity"}, false, OK, OK},
-		"the defaults of the fields":              {nil, nil, true, false, []string{"attacher"}, false, OK, OK},
-		"nothing to attach":                       {no, nil, false, false, nil, false, OK, OK},
-		"attachments without a controller":        {yes, nil, false, false, nil, false, Failure, OK},
-		"attachments of another process":          {yes, nil, false, false, nil, true, Warning, OK},
-		"attachments for nothing":                 {yes, nil, false, false, []string{"attacher"}, false, Warning, OK},
-		"a driver that is not asked to publish":   {no, nil, true, false, []string{"attacher"}, false, Failure, OK},
-		"capacity that the driver cannot tell":    {nil, yes, true, false, []string{"attacher"}, false, OK, Failure},
-		"capacity without a controller":           {nil, yes, true, true, []string{"attacher"}, false, OK, Failure},
-		"capacity that another process publishes": {nil, yes, true, true, []string{"attacher"}, true, OK, Warning},
-		"capacity that the scheduler ignores":     {nil, no, true, true, []string{"attacher", "capacity"}, false, OK, Warning},
+		"all agree":                               {yes, yes, true, true, []string{"attacher", "capacity"}, false, finding.OK, finding.OK},
+		"the defaults of the fields":              {nil, nil, true, false, []string{"attacher"}, false, finding.OK, finding.OK},
+		"nothing to attach":                       {no, nil, false, false, nil, false, finding.OK, finding.OK},
+		"attachments without a controller":        {yes, nil, false, false, nil, false, finding.Failing, finding.OK},
+		"attachments of another process":          {yes, nil, false, false, nil, true, finding.Warning, finding.OK},
+		"attachments for nothing":                 {yes, nil, false, false, []string{"attacher"}, false, finding.Warning, finding.OK},
+		"a driver that is not asked to publish":   {no, nil, true, false, []string{"attacher"}, false, finding.Failing, finding.OK},
+		"capacity that the driver cannot tell":    {nil, yes, true, false, []string{"attacher"}, false, finding.OK, finding.Failing},
+		"capacity without a controller":           {nil, yes, true, true, []string{"attacher"}, false, finding.OK, finding.Failing},
+		"capacity that another process publishes": {nil, yes, true, true, []string{"attacher"}, true, finding.OK, finding.Warning},
+		"capacity that the scheduler ignores": {nil, no, true, true, []string{"attacher", "capacity"}, false, finding.OK,
+			finding.Warning},
 	} {
 		plan, driver := Plan{Selected: c.selected, Capacity: slices.Contains(c.roles, "capacity")}, csiclient.Driver{}
 		for _, r := range c.roles {
@@ -151,10 +156,10 @@ func TestCSIDriverAgainstCapabilities(t *testing.T) {
 		}
 		driver.Controller.PublishUnpublishVolume, driver.Controller.GetCapacity = c.publishes, c.tells
 		obj := &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{AttachRequired: c.attach, StorageCapacity: c.capacity}}
-		if got := attachRequired(obj, driver, plan); got.Status != c.wantAttach || (got.Hint == "") != (got.Status == OK) {
+		if got := attachRequired(obj, driver, plan); got.Severity != c.wantAttach || (got.Next == "") != (got.Severity == finding.OK) {
 			t.Errorf("%s: %+v", name, got)
 		}
-		if got := storageCapacity(obj, driver, plan); got.Status != c.wantCapacity || (got.Hint == "") != (got.Status == OK) {
+		if got := storageCapacity(obj, driver, plan); got.Severity != c.wantCapacity || (got.Next == "") != (got.Severity == finding.OK) {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
@@ -175,7 +180,7 @@ func TestLeaseIsHeld(t *testing.T) {
 		{lease("a", time.Second), true}, {lease("", time.Second), false}, {lease("a", time.Minute), false},
 		{&coordinationv1.Lease{}, false},
 	} {
-		if isHeld(c.lease, now) != c.want {
+		if clock.IsHeld(c.lease, now) != c.want {
 			t.Errorf("%s: want %t", describe(c.lease, now), c.want)
 		}
 	}
@@ -185,14 +190,14 @@ func TestTopologyKeys(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		nodes map[string][]string
-		want  Status
+		want  finding.Severity
 		text  string
 	}{
-		"the same keys": {map[string][]string{"a": {"x", "y"}, "b": {"x", "y"}}, OK, "x, y"},
-		"other keys":    {map[string][]string{"a": {"x"}, "b": {"x", "y"}}, Warning, "[x] on a; [x, y] on b"},
-		"no keys":       {map[string][]string{"a": nil, "b": nil}, Failure, "no topology keys"},
+		"the same keys": {map[string][]string{"a": {"x", "y"}, "b": {"x", "y"}}, finding.OK, "x, y"},
+		"other keys":    {map[string][]string{"a": {"x"}, "b": {"x", "y"}}, finding.Warning, "[x] on a; [x, y] on b"},
+		"no keys":       {map[string][]string{"a": nil, "b": nil}, finding.Failing, "no topology keys"},
 	} {
-		if check := topologyKeys(c.nodes); check.Status != c.want || !strings.Contains(check.Message, c.text) {
+		if check := topologyKeys(c.nodes); check.Severity != c.want || !strings.Contains(check.Message, c.text) {
 			t.Errorf("%s: %+v", name, check)
 		}
 	}
@@ -205,15 +210,15 @@ func TestGrantThatLacksSomething(t *testing.T) {
 		grant   rbac.Grant
 		missing []rbac.Access
 		failed  error
-		want    Status
+		want    finding.Severity
 	}{
-		{rbac.Grant{File: "f"}, nil, nil, OK},
-		{rbac.Grant{File: "f"}, missing, fmt.Errorf("e"), Failure},
-		{rbac.Grant{File: "f", Without: "w"}, missing, nil, Warning},
-		{rbac.Grant{File: "f"}, nil, fmt.Errorf("e"), Skipped},
+		{rbac.Grant{File: "f"}, nil, nil, finding.OK},
+		{rbac.Grant{File: "f"}, missing, fmt.Errorf("e"), finding.Failing},
+		{rbac.Grant{File: "f", Without: "w"}, missing, nil, finding.Warning},
+		{rbac.Grant{File: "f"}, nil, fmt.Errorf("e"), finding.Unknown},
 	} {
 		got := grantCheck(c.grant, c.missing, c.failed)
-		if got.Status != c.want || c.missing != nil && !strings.Contains(got.Message, "not granted: get,list x; get y") {
+		if got.Severity != c.want || c.missing != nil && !strings.Contains(got.Message, "not granted: get,list x; get y") {
 			t.Errorf("%+v: %+v", c, got)
 		}
 	}
@@ -221,43 +226,41 @@ func TestGrantThatLacksSomething(t *testing.T) {
 
 func TestUnreviewed(t *testing.T) {
 	t.Parallel()
-	denied, unknown := Check{Name: "rbac a", Status: Failure}, Check{Name: "rbac b", Status: Skipped, Message: "m"}
+	denied, unknown := finding.Finding{Topic: "rbac a", Severity: finding.Failing},
+		finding.Finding{Topic: "rbac b", Severity: finding.Unknown, Message: "m"}
 	for name, c := range map[string]struct {
-		checks []Check
+		checks []finding.Finding
 		want   string // part of the error; "" if there is none
 	}{
-		"all are checked":                 {[]Check{denied, {Name: "csidriver", Status: Skipped}}, ""},
-		"one is not checked":              {[]Check{denied, unknown}, "rbac b: m. "},
-		"three are not checked":           {[]Check{unknown, unknown, unknown}, "rbac b: m (and 2 other checks). "},
-		"rejected credentials":            {[]Check{{Name: apiServerCheck, Status: Failure, Message: "n"}}, "api-server: n. "},
-		"no client for any access review": {[]Check{{Name: "rbac", Status: Skipped, Message: "n"}}, "rbac: n. "},
+		"all are checked":       {[]finding.Finding{denied, {Topic: "csidriver", Severity: finding.Unknown}}, ""},
+		"one is not checked":    {[]finding.Finding{denied, unknown}, "rbac b: m. "},
+		"three are not checked": {[]finding.Finding{unknown, unknown, unknown}, "rbac b: m (and 2 other checks). "},
+		"rejected credentials": {[]finding.Finding{{Topic: apiServerCheck, Severity: finding.Failing, Message: "n"}},
+			"api-server: n. "},
+		"no client for any access review": {[]finding.Finding{{Topic: "rbac", Severity: finding.Unknown, Message: "n"}}, "rbac: n. "},
 	} {
-		err := Report{Checks: c.checks}.Unreviewed()
+		err := Report{Findings: c.checks}.Unreviewed()
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), "could not be checked: "+c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
 }
 
-func TestWriteText(t *testing.T) {
+func TestText(t *testing.T) {
 	t.Parallel()
-	r := Report{Checks: []Check{
-		{Name: "a", Status: OK, Message: "m"}, {Name: "longer", Status: Failure, Message: "n", Hint: "h"},
-		{Name: "b", Status: Skipped, Message: "o"}, {Name: "b", Status: Skipped, Message: "p"},
+	r := Report{Findings: []finding.Finding{
+		{Topic: "a", Severity: finding.OK, Message: "m"}, {Topic: "longer-topic", Severity: finding.Failing, Message: "n", Next: "h"},
+		{Topic: "b", Severity: finding.Unknown, Message: "o"}, {Topic: "b", Severity: finding.Unknown, Message: "p"},
 	}}
-	var b strings.Builder
-	if err := r.WriteText(&b); err != nil {
-		t.Fatal(err)
-	}
-	const want = `ok       a       m
-failure  longer  n
-                 → h
-skipped  b       o
-skipped  b       p
+	const want = `ok       a             m
+failing  longer-topic  n
+                       → h
+unknown  b             o
+unknown  b             p
 
-1 ok, 0 warnings, 1 failure, 2 skipped
+1 ok, 0 warnings, 1 failing, 2 unknown
 `
-	if b.String() != want {
-		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
+	if got := r.Text(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }

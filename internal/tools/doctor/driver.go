@@ -19,6 +19,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/rbac"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // askDriver checks the driver and reads its name and capabilities. It checks the socket first,
@@ -27,20 +28,20 @@ func (e *examination) askDriver(ctx context.Context) {
 	e.driver.Name = e.in.DriverName
 	cfg := e.in.CSI
 	if cfg.Address == "" {
-		e.skip("socket", "--driver-name is set and --csi-address is not: the capabilities of the driver are unknown. "+
+		e.unknown("socket", "--driver-name is set and --csi-address is not: the capabilities of the driver are unknown. "+
 			"Set --csi-address where the socket can be reached")
 		return
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Timeout, fmt.Errorf("not ready within --timeout=%v", cfg.Timeout))
 	defer cancel()
 	if err := dial(ctx, strings.TrimPrefix(cfg.Address, "unix://")); err != nil {
-		e.add("socket", Failure, socketHint(err), "%s: %v", cfg.Address, err)
+		e.add("socket", finding.Failing, socketHint(err), "%s: %v", cfg.Address, err)
 		return
 	}
 	e.ok("socket", "%s accepts connections", cfg.Address)
 	client, err := csiclient.New(cfg, prometheus.NewRegistry())
 	if err != nil {
-		e.add("driver", Failure, "correct the flag", "%v", err)
+		e.add("driver", finding.Failing, "correct the flag", "%v", err)
 		return
 	}
 	defer client.Close()
@@ -54,11 +55,11 @@ func (e *examination) askDriver(ctx context.Context) {
 		case errors.Is(err, context.Cause(ctx)):
 			hint = "the driver does not answer or is not ready: check the log of its container, and its connection to the storage system"
 		}
-		e.add("driver", Failure, hint, "%v", err)
+		e.add("driver", finding.Failing, hint, "%v", err)
 		return
 	}
 	if e.in.DriverName != "" && e.in.DriverName != answer.Name {
-		e.add("driver", Failure, "correct --driver-name, or connect to the socket of that driver",
+		e.add("driver", finding.Failing, "correct --driver-name, or connect to the socket of that driver",
 			"the name of the driver is %q, but the settings have %q", answer.Name, e.in.DriverName)
 	} else {
 		e.ok("driver", "%s, version %s", answer.Name, answer.VendorVersion)
@@ -77,20 +78,20 @@ func (e *examination) adopt(plan Plan) {
 	}
 	switch {
 	case plan.Driver.Name != "" && e.driver.Name != plan.Driver.Name:
-		e.add("driver", Failure, "correct --driver-name, or name the workload of that driver",
+		e.add("driver", finding.Failing, "correct --driver-name, or name the workload of that driver",
 			"the process serves the driver %q, but the settings have %q", plan.Driver.Name, e.driver.Name)
 	case e.known:
 		e.ok("driver", "%s, version %s", e.driver.Name, e.driver.VendorVersion)
 		e.checkCapabilities()
 	default:
-		e.skip("driver", "the process has no connection to it: its capabilities are unknown")
+		e.unknown("driver", "the process has no connection to it: its capabilities are unknown")
 	}
 	named := func(all []rbac.Access) []rbac.Access { return OfDriver(all, plan.Driver.Name) }
 	e.plan.Grants = slices.DeleteFunc(slices.Clone(plan.Grants), func(g rbac.Grant) bool {
 		secrets := strings.HasSuffix(g.File, "-secrets") // those follow from the StorageClasses
 		known := !secrets && g.IsKnown(named)
 		if !known {
-			e.skip("rbac "+g.File, "version %s of doctor does not know these permissions as those of a process", e.Version)
+			e.unknown("rbac "+g.File, "version %s of doctor does not know these permissions as those of a process", e.Version)
 		}
 		return !known
 	})
@@ -168,10 +169,10 @@ func (e *examination) checkCapabilities() {
 	}
 	switch c := e.driver.Controller; {
 	case !e.driver.Plugin.ControllerService:
-		e.add(name, Warning, "check that this is the socket of the controller plugin, not of the node plugin",
+		e.add(name, finding.Warning, "check that this is the socket of the controller plugin, not of the node plugin",
 			"the driver does not report CONTROLLER_SERVICE, so that it cannot provision or attach volumes; it reports %s", list)
 	case c.ListVolumesPublishedNodes && !c.ListVolumes:
-		e.add(name, Warning, "report LIST_VOLUMES in the driver",
+		e.add(name, finding.Warning, "report LIST_VOLUMES in the driver",
 			"LIST_VOLUMES_PUBLISHED_NODES has no effect without LIST_VOLUMES; the driver reports %s", list)
 	default:
 		e.ok(name, "%s", list)

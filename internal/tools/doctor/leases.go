@@ -10,11 +10,14 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/clock"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // checkLeases checks the Lease of each role.
@@ -32,80 +35,73 @@ func (e *examination) checkLeases(ctx context.Context) {
 // and the same name in other namespaces. Their holders would be active at the same time.
 func (e *examination) checkLease(ctx context.Context, r Role) {
 	name, namespace := "lease "+r.Lease, r.LeaseNamespace
-	lease, err := e.client.CoordinationV1().Leases(namespace).Get(ctx, r.Lease, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		e.skip(name, "%v", err)
+	get := func(lease string) apiread.Result[*coordinationv1.Lease] {
+		query := apiread.Query{Topic: name, What: apiread.Name("Lease", namespace, lease)}
+		return apiread.Get(ctx, e.reader, query, lease, e.Kubernetes.CoordinationV1().Leases(namespace).Get)
+	}
+	lease := get(r.Lease)
+	if !lease.Found && !lease.Missing {
 		return
 	}
 	var held []string
-	c := Check{Name: name, Status: OK, Message: fmt.Sprintf("does not exist in namespace %s yet; the first leader creates it", namespace)}
-	if err == nil {
-		c = e.holder(name, lease)
-		if isHeld(lease, e.now()) {
-			held = append(held, describe(lease, e.now()))
-		}
+	c := finding.Finding{Topic: name, Severity: finding.OK,
+		Message: fmt.Sprintf("does not exist in namespace %s yet; the first leader creates it", namespace)}
+	if lease.Found {
+		c = e.holder(name, lease.Value)
 	}
-	for _, other := range r.Others {
-		l, err := e.client.CoordinationV1().Leases(namespace).Get(ctx, other, metav1.GetOptions{})
-		if err == nil && isHeld(l, e.now()) {
-			held = append(held, describe(l, e.now()))
+	for _, l := range append([]string{r.Lease}, r.Others...) {
+		if known := get(l); known.Found && clock.IsHeld(known.Value, e.Clock.Now()) {
+			held = append(held, describe(known.Value, e.Clock.Now()))
 		}
 	}
 	elsewhere, unknown := e.heldElsewhere(ctx, r)
 	held = append(held, elsewhere...)
 	switch {
 	case len(held) > 1:
-		c.Status, c.Message = Failure, fmt.Sprintf("%d holders: more than one controller is active: ", len(held))+strings.Join(held, "; ")
-		c.Hint = "stop all but one, or set the same --leader-election-namespace and --leader-election-id"
-	case len(held) == 1 && !r.Elected && c.Status == OK:
-		c.Status, c.Message = Warning, held[0]+", but a process with these settings ignores the Lease: --leader-election is off"
-		c.Hint = "set --leader-election, unless you are replacing that holder now"
+		c.Severity = finding.Failing
+		c.Message = fmt.Sprintf("%d holders: more than one controller is active: %s", len(held), strings.Join(held, "; "))
+		c.Next = "stop all but one, or set the same --leader-election-namespace and --leader-election-id"
+	case len(held) == 1 && !r.Elected && c.Severity == finding.OK:
+		c.Severity, c.Message = finding.Warning, held[0]+", but a process with these settings ignores the Lease: --leader-election is off"
+		c.Next = "set --leader-election, unless you are replacing that holder now"
 	case len(held) == 1 && len(elsewhere) == 1:
-		c.Status, c.Message = Warning, held[0]+", in another namespace: both would be active"
-		c.Hint = "set the same --leader-election-namespace, or stop the other one"
-	case unknown != nil && c.Status == OK:
-		c.Message += "; other namespaces were not checked (" + reason(unknown) + ")"
+		c.Severity, c.Message = finding.Warning, held[0]+", in another namespace: both would be active"
+		c.Next = "set the same --leader-election-namespace, or stop the other one"
+	case unknown != "" && c.Severity == finding.OK:
+		c.Message += "; other namespaces were not checked. " + unknown
 	}
-	e.Checks = append(e.Checks, c)
+	e.Findings = append(e.Findings, c)
 }
 
 // holder returns a check of the holder of a Lease.
-func (e *examination) holder(name string, lease *coordinationv1.Lease) Check {
-	c := Check{Name: name, Status: OK, Message: describe(lease, e.now())}
+func (e *examination) holder(name string, lease *coordinationv1.Lease) finding.Finding {
+	c := finding.Finding{Topic: name, Severity: finding.OK, Message: describe(lease, e.Clock.Now())}
 	if ptr.Deref(lease.Spec.HolderIdentity, "") == "" {
 		c.Message = "no holder: the last one released it"
 		return c
 	}
-	if !isHeld(lease, e.now()) {
-		c.Status, c.Hint = Warning, "the role is not active, unless leader election is off: check that a replica is running, and its log"
+	if !clock.IsHeld(lease, e.Clock.Now()) {
+		c.Severity = finding.Warning
+		c.Next = "the role is not active, unless leader election is off: check that a replica is running, and its log"
 	}
 	return c
 }
 
-// heldElsewhere returns the holders of Leases with the name of that of r in other namespaces.
-func (e *examination) heldElsewhere(ctx context.Context, r Role) (held []string, err error) {
-	list, err := e.client.CoordinationV1().Leases(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, r.Lease).String(),
-	})
-	if err != nil {
-		return nil, err
+// heldElsewhere returns the holders of Leases with the name of that of r in other namespaces, or why they are unknown. Roles may not
+// list them, so that this is no finding of its own.
+func (e *examination) heldElsewhere(ctx context.Context, r Role) (held []string, unknown string) {
+	query := apiread.Query{
+		What:   fmt.Sprintf("Leases named %q in all namespaces", r.Lease),
+		Fields: fields.OneTermEqualSelector(metav1.ObjectNameField, r.Lease).String(),
 	}
-	for _, l := range list.Items {
-		if l.Namespace != r.LeaseNamespace && isHeld(&l, e.now()) {
-			held = append(held, describe(&l, e.now()))
+	reader := e.reader.With(func(f finding.Finding) { unknown = f.Message })
+	leases := apiread.List[*coordinationv1.Lease](ctx, reader, query, e.Kubernetes.CoordinationV1().Leases(metav1.NamespaceAll).List)
+	for _, l := range leases.Value {
+		if l.Namespace != r.LeaseNamespace && clock.IsHeld(l, e.Clock.Now()) {
+			held = append(held, describe(l, e.Clock.Now()))
 		}
 	}
-	return held, nil
-}
-
-// isHeld reports whether lease has a holder and has not expired.
-func isHeld(lease *coordinationv1.Lease, now time.Time) bool {
-	s := lease.Spec
-	if ptr.Deref(s.HolderIdentity, "") == "" || s.RenewTime == nil {
-		return false
-	}
-	valid := time.Duration(ptr.Deref(s.LeaseDurationSeconds, 0))*time.Second + 2*time.Second // the clocks are compared to a second
-	return now.Before(s.RenewTime.Add(valid))
+	return held, unknown
 }
 
 // describe returns the name of lease, its holder, and the age of its last renewal.
@@ -116,16 +112,8 @@ func describe(lease *coordinationv1.Lease, now time.Time) string {
 		return text
 	}
 	age := duration.HumanDuration(max(0, now.Sub(s.RenewTime.Time)))
-	if isHeld(lease, now) {
+	if clock.IsHeld(lease, now) {
 		return fmt.Sprintf("%s, renewed %s ago", text, age)
 	}
 	return fmt.Sprintf("%s, expired: renewed %s ago for %ds", text, age, ptr.Deref(s.LeaseDurationSeconds, 0))
-}
-
-// reason returns a short form of err.
-func reason(err error) string {
-	if apierrors.IsForbidden(err) {
-		return "forbidden"
-	}
-	return err.Error()
 }

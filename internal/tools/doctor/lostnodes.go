@@ -10,10 +10,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
@@ -23,23 +24,23 @@ func (e *examination) checkLostNodes(ctx context.Context) {
 		return
 	}
 	name := nodecleanup.ConfigMapName(e.driver.Name)
-	cm, err := e.client.CoreV1().ConfigMaps(e.plan.PodNamespace).Get(ctx, name, metav1.GetOptions{})
+	query := apiread.Query{Topic: "lost nodes", What: apiread.Name("ConfigMap", e.plan.PodNamespace, name)}
+	cm := apiread.Get(ctx, e.reader, query, name, e.Kubernetes.CoreV1().ConfigMaps(e.plan.PodNamespace).Get)
 	switch {
-	case apierrors.IsNotFound(err):
+	case cm.Missing:
 		e.ok("lost nodes", "no ConfigMap %s in namespace %s", name, e.plan.PodNamespace)
-	case err != nil:
-		e.skip("lost nodes", "ConfigMap %s in namespace %s could not be read (%s)", name, e.plan.PodNamespace, reason(err))
-	default:
-		e.Checks = append(e.Checks, lostNodes(cm, e.driver.Name, e.now())...)
+	case cm.Found:
+		e.Findings = append(e.Findings, lostNodes(cm.Value, e.driver.Name, e.Clock.Now())...)
 	}
 }
 
 // lostNodes checks the records in a ConfigMap.
-func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []Check {
+func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []finding.Finding {
 	records := nodecleanup.ParseLostNodes(cm)
-	checks := []Check{{Name: "lost nodes", Status: OK, Message: fmt.Sprintf("%s in ConfigMap %s", plural(len(records), "record"), cm.Name)}}
-	warn := func(message, hint string) {
-		checks = append(checks, Check{Name: "lost nodes", Status: Warning, Message: message, Hint: hint})
+	count := fmt.Sprintf("%s in ConfigMap %s", finding.Plural(len(records), "record"), cm.Name)
+	found := []finding.Finding{finding.New(finding.OK, "lost nodes", count, "")}
+	warn := func(message, next string) {
+		found = append(found, finding.New(finding.Warning, "lost nodes", message, next))
 	}
 	var held, unparsable []string
 	for _, r := range records {
@@ -51,13 +52,13 @@ func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []Check {
 		}
 	}
 	if len(held) > 0 {
-		warn("held until an approval, because too many nodes are lost: "+names(held), fmt.Sprintf("verify that they do not return, "+
-			"then run storage-controller nodecontroller approve --driver-name=%s --namespace=%s %s --yes", driver, cm.Namespace,
-			strings.Join(held, " ")))
+		approve := fmt.Sprintf("verify that they do not return, then run storage-controller nodecontroller approve --driver-name=%s "+
+			"--namespace=%s %s --yes", driver, cm.Namespace, strings.Join(held, " "))
+		warn("held until an approval, because too many nodes are lost: "+kube.ShortList(held, maxNames), approve)
 	}
 	if len(unparsable) > 0 {
-		warn("cannot be parsed, and count as held and opted out, so that further lost nodes are held: "+names(unparsable),
-			"correct or remove these records in the ConfigMap")
+		const effect = "cannot be parsed, and count as held and opted out, so that further lost nodes are held: "
+		warn(effect+kube.ShortList(unparsable, maxNames), "correct or remove these records in the ConfigMap")
 	}
 	checked := cm.Annotations[nodecleanup.AnnotationLastLook]
 	switch last, err := time.Parse(time.RFC3339, checked); {
@@ -69,5 +70,5 @@ func lostNodes(cm *corev1.ConfigMap, driver string, now time.Time) []Check {
 		warn("no nodecontroller has checked the lost nodes for "+duration.HumanDuration(now.Sub(last))+
 			". Their grace periods start again at the next check", "check that the nodecontroller is running, and its log")
 	}
-	return checks
+	return found
 }

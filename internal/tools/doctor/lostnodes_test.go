@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
@@ -42,12 +43,12 @@ func TestLostNodes(t *testing.T) {
 		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x", Namespace: "ns", Annotations: map[string]string{
 			nodecleanup.AnnotationLastLook: c.checked}}, Data: c.records}
 		checks := lostNodes(cm, "d.example.com", now)
-		if len(checks) != 1+len(c.want) || checks[0].Status != OK {
+		if len(checks) != 1+len(c.want) || checks[0].Severity != finding.OK {
 			t.Errorf("%s: %+v", name, checks)
 			continue
 		}
 		for i, part := range c.want {
-			if got := checks[i+1]; got.Status != Warning || !strings.Contains(got.Message+got.Hint, part) || got.Hint == "" {
+			if got := checks[i+1]; got.Severity != finding.Warning || !strings.Contains(got.Message+got.Next, part) || got.Next == "" {
 				t.Errorf("%s: %+v, want %q", name, got, part)
 			}
 		}
@@ -59,14 +60,18 @@ func TestLostNodesOfAPlan(t *testing.T) {
 	t.Parallel()
 	c := kubetest.Get(t, kubetest.Real())
 	ns := kubetest.Namespace(t, c)
-	check := func(roles ...Role) []Check {
-		e := &examination{Report: &Report{}, client: c.Client(), plan: Plan{Roles: roles, PodNamespace: ns}}
+	check := func(roles ...Role) []finding.Finding {
+		e := newExamination(Input{Config: c.Config()})
+		if !e.connect(t.Context()) {
+			t.Fatalf("%+v", e.Findings)
+		}
+		e.Findings, e.plan = nil, Plan{Roles: roles, PodNamespace: ns}
 		e.driver.Name = ns + ".example.com"
 		e.checkLostNodes(t.Context())
-		return e.Checks
+		return e.Findings
 	}
 	nodecontroller := Role{Name: "nodecontroller"}
-	if got := check(nodecontroller); len(got) != 1 || got[0].Status != OK ||
+	if got := check(nodecontroller); len(got) != 1 || got[0].Severity != finding.OK ||
 		!strings.Contains(got[0].Message, "no ConfigMap lost-nodes."+ns) {
 		t.Errorf("without a ConfigMap: %+v", got)
 	}
@@ -77,7 +82,7 @@ func TestLostNodesOfAPlan(t *testing.T) {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if got := check(nodecontroller); len(got) != 2 || got[1].Status != Warning || !strings.Contains(got[1].Message, ": n1") {
+	if got := check(nodecontroller); len(got) != 2 || got[1].Severity != finding.Warning || !strings.Contains(got[1].Message, ": n1") {
 		t.Errorf("with a held node: %+v", got)
 	}
 	if got := check(Role{Name: "attacher"}); len(got) != 0 {

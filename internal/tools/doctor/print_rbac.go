@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/storage-controller/storage-controller/internal/rbac"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // Missing is a grant of which the user lacks permissions.
@@ -54,10 +55,10 @@ func comment(text string) string { return "# " + strings.Join(strings.Fields(tex
 
 // Unreviewed returns an error that names the first permission that could not be checked, nil if there is none.
 func (r Report) Unreviewed() error {
-	var unchecked []Check
-	for _, c := range r.Checks {
-		skipped := c.Status == Skipped && strings.HasPrefix(c.Name, "rbac")
-		if skipped || c.Status == Failure && c.Name == apiServerCheck { // no permission is checked after this failure
+	var unchecked []finding.Finding
+	for _, c := range r.Findings {
+		isUnknown := c.Severity == finding.Unknown && strings.HasPrefix(c.Topic, "rbac")
+		if isUnknown || c.Severity == finding.Failing && c.Topic == apiServerCheck { // no permission is checked after this failure
 			unchecked = append(unchecked, c)
 		}
 	}
@@ -66,8 +67,8 @@ func (r Report) Unreviewed() error {
 	}
 	others := ""
 	if len(unchecked) > 1 {
-		others = fmt.Sprintf(" (and %s)", plural(len(unchecked)-1, "other check"))
+		others = fmt.Sprintf(" (and %s)", finding.Plural(len(unchecked)-1, "other check"))
 	}
 	return fmt.Errorf("permissions could not be checked: %s: %s%s. Fix the error, and run doctor again; "+
-		"with --as or a workload, your user needs the verb impersonate", unchecked[0].Name, unchecked[0].Message, others)
+		"with --as or a workload, your user needs the verb impersonate", unchecked[0].Topic, unchecked[0].Message, others)
 }

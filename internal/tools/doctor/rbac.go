@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/storage-controller/storage-controller/internal/rbac"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
@@ -109,7 +110,7 @@ func (e *examination) review(ctx context.Context) (map[rbac.Access]error, error)
 func (e *examination) checkGrants(ctx context.Context) {
 	answers, err := e.review(ctx)
 	if err != nil {
-		e.skip("rbac", "creating the client for access reviews: %v", err)
+		e.unknown("rbac", "creating the client for access reviews: %v", err)
 		return
 	}
 	missingOf := func(g rbac.Grant) (missing []rbac.Access, failed error) {
@@ -128,7 +129,7 @@ func (e *examination) checkGrants(ctx context.Context) {
 		isOther := func(other rbac.Grant) bool { return other.File == g.Or }
 		if i := slices.IndexFunc(e.plan.Grants, isOther); i >= 0 && missing != nil {
 			if ofOther, err := missingOf(e.plan.Grants[i]); ofOther == nil && err == nil {
-				e.skip("rbac "+g.File, "not granted, but %s, which the driver may need instead", g.Or)
+				e.unknown("rbac "+g.File, "not granted, but %s, which the driver may need instead", g.Or)
 				continue
 			}
 		}
@@ -136,26 +137,26 @@ func (e *examination) checkGrants(ctx context.Context) {
 		foreign := e.in.Process != nil && g.Namespace != "" && g.Namespace != e.in.Namespace
 		switch {
 		case missing != nil && foreign: // a process does not decide where its account gets permissions
-			c.Hint = fmt.Sprintf("if the process should use namespace %s, apply deploy/rbac/%s there", g.Namespace, g.File)
+			c.Next = fmt.Sprintf("if the process should use namespace %s, apply deploy/rbac/%s there", g.Namespace, g.File)
 		case missing != nil:
 			e.Missing = append(e.Missing, Missing{g, rbac.Summary(missing)})
 		}
-		e.Checks = append(e.Checks, c)
+		e.Findings = append(e.Findings, c)
 	}
 }
 
 // grantCheck returns the check of g with its missing permissions.
-func grantCheck(g rbac.Grant, missing []rbac.Access, failed error) Check {
-	c := Check{Name: "rbac " + g.File, Status: OK, Message: "granted"}
+func grantCheck(g rbac.Grant, missing []rbac.Access, failed error) finding.Finding {
+	c := finding.Finding{Topic: "rbac " + g.File, Severity: finding.OK, Message: "granted"}
 	switch {
 	case len(missing) > 0:
-		c.Status, c.Message = Failure, "not granted: "+rbac.Summary(missing)
-		c.Hint = "run doctor again with --print-rbac, and apply its output: kubectl apply -f -"
+		c.Severity, c.Message = finding.Failing, "not granted: "+rbac.Summary(missing)
+		c.Next = "run doctor again with --print-rbac, and apply its output: kubectl apply -f -"
 		if g.Without != "" {
-			c.Status, c.Message = Warning, c.Message+"; without it "+g.Without
+			c.Severity, c.Message = finding.Warning, c.Message+"; without it "+g.Without
 		}
 	case failed != nil:
-		c.Status, c.Message = Skipped, failed.Error()
+		c.Severity, c.Message = finding.Unknown, failed.Error()
 	}
 	return c
 }
@@ -170,7 +171,7 @@ func (e *examination) reviewClient() (kubernetes.Interface, error) {
 	case user == "" && e.in.Process != nil:
 		return nil, errors.New("the user of the process is unknown")
 	case user == "":
-		return e.client, nil
+		return e.Kubernetes, nil
 	}
 	cfg := rest.CopyConfig(e.in.Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: user}

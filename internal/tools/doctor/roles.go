@@ -6,6 +6,8 @@ package doctor
 import (
 	"context"
 	"strings"
+
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // checkRoles checks whether the roles could start with the objects that the API server has. It uses the
@@ -22,10 +24,15 @@ func (e *examination) checkRoles(ctx context.Context) {
 		}
 		reason := strings.ReplaceAll(err.Error(), "\n", "; ")
 		if r.Named {
-			e.add("role "+r.Name, Failure, "fix the error; until then the process exits at its start", "%s", reason)
+			e.add("role "+r.Name, finding.Failing, "fix the error; until then the process exits at its start", "%s", reason)
 			continue
 		}
-		e.add("role "+r.Name, Warning, "fix the error; until then the role is disabled, and started again with back-off", "disabled: %s",
-			reason)
+		e.Findings = append(e.Findings, DisabledRole(r.Name, "disabled: "+reason))
 	}
+}
+
+// DisabledRole returns the finding about a role that could not start.
+func DisabledRole(role, message string) finding.Finding {
+	return finding.New(finding.Warning, "role "+role, message,
+		"fix the error; until then the role is disabled, and started again with back-off")
 }

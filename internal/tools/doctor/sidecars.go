@@ -12,7 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/migrate"
 )
 
@@ -23,29 +24,28 @@ const sidecarsCheck = "sidecars"
 
 // checkSidecars searches the namespace for sidecars that the roles replace.
 func (e *examination) checkSidecars(ctx context.Context) {
-	pods, err := kube.ListAll[*corev1.Pod](ctx, e.client.CoreV1().Pods(e.plan.PodNamespace).List)
-	if err != nil {
-		e.skip(sidecarsCheck, "pods in namespace %s could not be listed (%s); only this command needs the permission",
-			e.plan.PodNamespace, reason(err))
+	query := apiread.Query{Topic: sidecarsCheck, What: "Pods in namespace " + e.plan.PodNamespace, Effect: onlyThisCommand}
+	pods := apiread.List[*corev1.Pod](ctx, e.reader, query, e.Kubernetes.CoreV1().Pods(e.plan.PodNamespace).List)
+	if !pods.Found {
 		return
 	}
-	var found []Check
-	for _, pod := range pods {
+	var found []finding.Finding
+	for _, pod := range pods.Value {
 		found = append(found, e.plan.sidecarsOf(pod)...)
 	}
 	if found == nil {
-		e.ok(sidecarsCheck, "none in namespace %s (pods: %d)", e.plan.PodNamespace, len(pods))
+		e.ok(sidecarsCheck, "none in namespace %s (pods: %d)", e.plan.PodNamespace, len(pods.Value))
 		return
 	}
-	e.Checks = append(e.Checks, found...)
+	e.Findings = append(e.Findings, found...)
 }
 
 // sidecarsOf returns a check for each container of pod that does the work of a role.
-func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
+func (p Plan) sidecarsOf(pod *corev1.Pod) []finding.Finding {
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil
 	}
-	var found []Check
+	var found []finding.Finding
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	samePod := pod.Name == p.Pod ||
 		slices.ContainsFunc(containers, func(c corev1.Container) bool { return migrate.ImageName(c.Image) == program })
@@ -55,8 +55,6 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 			continue
 		}
 		role := p.Roles[i]
-		check := Check{Name: sidecarsCheck, Status: Warning, Message: fmt.Sprintf(
-			"container %s of pod %s runs %s, which does the work of role %s", c.Name, pod.Name, role.Sidecar, role.Name)}
 		shared := elects(c, role.Sidecar) && role.Elected && (role.Sidecar != topolvm || role.sharesLease(pod, c))
 		effect := "only one of them is active, because they share a Lease"
 		switch {
@@ -65,16 +63,12 @@ func (p Plan) sidecarsOf(pod *corev1.Pod) []Check {
 		case samePod && role.Sidecar != topolvm: // the identity of a sidecar is the name of its pod, too
 			effect = "both are active, because in one pod both hold the Lease"
 		}
-		switch {
-		case samePod:
-			check.Hint = "remove it, because " + program + " runs in the same pod. Until then " + effect
-		default:
-			check.Hint = "if it serves the same driver, remove it. Until then " + effect
-		}
+		severity, next := finding.Warning, "if it serves the same driver, remove it"
 		if samePod {
-			check.Status = Failure
+			severity, next = finding.Failing, "remove it, because "+program+" runs in the same pod"
 		}
-		found = append(found, check)
+		message := fmt.Sprintf("container %s of pod %s runs %s, which does the work of role %s", c.Name, pod.Name, role.Sidecar, role.Name)
+		found = append(found, finding.New(severity, sidecarsCheck, message, next+". Until then "+effect))
 	}
 	return found
 }

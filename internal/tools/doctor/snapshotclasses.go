@@ -7,12 +7,11 @@ import (
 	"context"
 	"slices"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
@@ -23,8 +22,7 @@ var snapshotClasses = []struct {
 	older    string // version that is used if that of resource is not served; "": none
 	purpose  volumerules.Purpose
 }{
-	{"VolumeSnapshotClass", schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"},
-		"", "snapshotter"},
+	{"VolumeSnapshotClass", apiread.SnapshotClasses, "", "snapshotter"},
 	{"VolumeGroupSnapshotClass", schema.GroupVersionResource{
 		Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotclasses"}, "v1beta2", "group-snapshotter"},
 }
@@ -34,29 +32,18 @@ func (e *examination) checkSnapshotClasses(ctx context.Context) {
 	if !e.plan.runs("snapshotter") {
 		return
 	}
-	client, err := dynamic.NewForConfig(e.in.Config)
-	if err != nil {
-		e.skip("volumesnapshotclasses", "creating the client: %v", err)
-		return
-	}
-	reviews, err := e.reviewClient()
-	if err != nil {
-		e.skip("rbac secrets", "creating the client for access reviews: %v", err)
-		return
-	}
 	for _, s := range snapshotClasses {
 		if !slices.ContainsFunc(e.plan.APIs, func(a API) bool { return a.GroupVersion == s.resource.GroupVersion().String() }) {
 			continue
 		}
-		classes, err := kube.ListAll[*unstructured.Unstructured](ctx, client.Resource(s.resource).List)
-		if apierrors.IsNotFound(err) && s.older != "" {
+		query := apiread.Query{Topic: s.resource.Resource, What: s.kind + "es"}
+		classes := apiread.List[*unstructured.Unstructured](ctx, e.reader, query, e.Dynamic.Resource(s.resource).List)
+		if classes.Missing && s.older != "" {
+			query.What += " of " + s.older
 			older := s.resource.GroupResource().WithVersion(s.older)
-			classes, err = kube.ListAll[*unstructured.Unstructured](ctx, client.Resource(older).List)
+			classes = apiread.List[*unstructured.Unstructured](ctx, e.reader, query, e.Dynamic.Resource(older).List)
 		}
-		if err != nil && !apierrors.IsNotFound(err) { // checkAPIs reports a missing CRD
-			e.skip(s.resource.Resource, "%ses could not be listed (%s)", s.kind, reason(err))
-		}
-		for _, c := range classes {
+		for _, c := range classes.Value { // checkAPIs reports a missing CRD
 			driver, _, _ := unstructured.NestedString(c.Object, "driver")
 			parameters, _, _ := unstructured.NestedStringMap(c.Object, "parameters")
 			prefix := volumerules.ParameterPrefix + string(s.purpose) + "-secret-"
@@ -64,10 +51,10 @@ func (e *examination) checkSnapshotClasses(ctx context.Context) {
 			switch {
 			case driver != e.driver.Name || secret.Name == "" && secret.Namespace == "":
 			case secret.Name == "" || secret.Namespace == "":
-				e.add(s.kind+" "+c.GetName(), Failure, "correct the parameters; no snapshot of this class can be created",
+				e.add(s.kind+" "+c.GetName(), finding.Failing, "correct the parameters; no snapshot of this class can be created",
 					"class parameters %q and %q: set both or none", prefix+"name", prefix+"namespace")
 			default:
-				e.checkSecretAccess(ctx, reviews, secret, "snapshotter")
+				e.checkSecretAccess(ctx, secret, "snapshotter")
 				e.checkSecretExists(ctx, s.kind+" "+c.GetName(), secret)
 			}
 		}

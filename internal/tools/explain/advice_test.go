@@ -17,14 +17,16 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/attacher"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // worst returns the worst finding.
-func (e *explanation) worst() Finding {
-	worst := Finding{Severity: Fine}
+func (e *explanation) worst() finding.Finding {
+	worst := finding.Finding{Severity: finding.OK}
 	for _, f := range e.findings {
-		if ranks[f.Severity] > ranks[worst.Severity] {
+		if f.Severity.Exceeds(worst.Severity) {
 			worst = f
 		}
 	}
@@ -37,29 +39,29 @@ const ebs = "ebs.csi.aws.com"
 func TestClassOfAnotherProvisioner(t *testing.T) {
 	for name, test := range map[string]struct {
 		owner, class string
-		want         Severity
+		want         finding.Severity
 		driver       string
 	}{
-		"the same":                         {"d", "d", Fine, "d"},
-		"the plugin migrated to it":        {ebs, "kubernetes.io/aws-ebs", Fine, ebs},
-		"a plugin migrated to another":     {ebs, "kubernetes.io/gce-pd", Blocked, ebs},
-		"a plugin that was never migrated": {ebs, "kubernetes.io/glusterfs", Blocked, ebs},
-		"another driver":                   {ebs, "d", Blocked, ebs},
-		"not assigned":                     {"", "kubernetes.io/aws-ebs", Fine, ebs},
-		"not assigned to a driver":         {"", "d", Fine, "d"},
+		"the same":                         {"d", "d", finding.OK, "d"},
+		"the plugin migrated to it":        {ebs, "kubernetes.io/aws-ebs", finding.OK, ebs},
+		"a plugin migrated to another":     {ebs, "kubernetes.io/gce-pd", finding.Blocked, ebs},
+		"a plugin that was never migrated": {ebs, "kubernetes.io/glusterfs", finding.Blocked, ebs},
+		"another driver":                   {ebs, "d", finding.Blocked, ebs},
+		"not assigned":                     {"", "kubernetes.io/aws-ebs", finding.OK, ebs},
+		"not assigned to a driver":         {"", "d", finding.OK, "d"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
-			f.class.value.Provisioner = test.class
+			f.class.Value.Provisioner = test.class
 			if test.owner != "" {
-				f.claim.value.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: test.owner}
+				f.claim.Value.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: test.owner}
 			}
 			e := &explanation{facts: f}
 			explainClass(e)
 			if got := e.worst(); got.Severity != test.want {
 				t.Errorf("got %+v", got)
 			}
-			if got := driverOfClaim(f.claim.value, f.class.value); got != test.driver {
+			if got := driverOfClaim(f.claim.Value, f.class.Value); got != test.driver {
 				t.Errorf("got driver %s", got)
 			}
 		})
@@ -71,21 +73,21 @@ func TestVolumeOfAnotherClaim(t *testing.T) {
 		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}}
 	for name, test := range map[string]struct {
 		ref  *corev1.ObjectReference
-		want Severity
+		want finding.Severity
 	}{
-		"unreserved":                      {nil, Waiting},
-		"reserved for it":                 {&corev1.ObjectReference{Namespace: "ns", Name: "c"}, Waiting},
-		"of it":                           {&corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "u"}, Waiting},
-		"of an earlier claim of the name": {&corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "v"}, Blocked},
-		"reserved for another":            {&corev1.ObjectReference{Namespace: "ns", Name: "d"}, Blocked},
-		"reserved in another namespace":   {&corev1.ObjectReference{Namespace: "os", Name: "c"}, Blocked},
+		"unreserved":                      {nil, finding.Waiting},
+		"reserved for it":                 {&corev1.ObjectReference{Namespace: "ns", Name: "c"}, finding.Waiting},
+		"of it":                           {&corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "u"}, finding.Waiting},
+		"of an earlier claim of the name": {&corev1.ObjectReference{Namespace: "ns", Name: "c", UID: "v"}, finding.Blocked},
+		"reserved for another":            {&corev1.ObjectReference{Namespace: "ns", Name: "d"}, finding.Blocked},
+		"reserved in another namespace":   {&corev1.ObjectReference{Namespace: "os", Name: "c"}, finding.Blocked},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &facts{now: now, claim: found(claim),
-				volume: found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{ClaimRef: test.ref}})}
+			f := &facts{now: now, claim: apiread.Found(claim),
+				volume: apiread.Found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{ClaimRef: test.ref}})}
 			e := &explanation{facts: f}
 			explainBinding(e)
-			if got := e.worst(); got.Severity != test.want || strings.Contains(got.Sentence, "UID )") {
+			if got := e.worst(); got.Severity != test.want || strings.Contains(got.Message, "UID )") {
 				t.Errorf("got %+v", got)
 			}
 		})
@@ -102,14 +104,14 @@ func TestAttachmentOfAnotherDriver(t *testing.T) {
 	for name, test := range map[string]struct {
 		volume  *corev1.PersistentVolume
 		deleted bool
-		want    Severity
+		want    finding.Severity
 		next    string
 	}{
 		"its own": {of(corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: ebs}}), false,
-			Fine, ""},
-		"of the plugin migrated to it": {inTree, false, Fine, ""},
-		"of another":                   {foreign, false, Blocked, "Delete the VolumeAttachment."},
-		"of another, and Terminating":  {foreign, true, Failing, "external-attacher/ebs-csi-aws-com"},
+			finding.OK, ""},
+		"of the plugin migrated to it": {inTree, false, finding.OK, ""},
+		"of another":                   {foreign, false, finding.Blocked, "Delete the VolumeAttachment."},
+		"of another, and Terminating":  {foreign, true, finding.Failing, "external-attacher/ebs-csi-aws-com"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			va := &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{Attacher: ebs,
@@ -117,7 +119,7 @@ func TestAttachmentOfAnotherDriver(t *testing.T) {
 			if test.deleted {
 				va.DeletionTimestamp, va.Finalizers = ptr.To(metav1.NewTime(now)), []string{attacher.Finalizer(ebs)}
 			}
-			f := &facts{now: now, driver: ebs, attachment: found(va), volume: found(test.volume)}
+			f := &facts{now: now, driver: ebs, attachment: apiread.Found(va), volume: apiread.Found(test.volume)}
 			e := &explanation{facts: f}
 			explainAttachedVolume(e)
 			got := e.worst()
@@ -132,20 +134,21 @@ func TestAttachmentOfAnotherDriver(t *testing.T) {
 // TestLeaseOfAnOption: a nodecontroller without a holder is only reported if it has work.
 func TestLeaseOfAnOption(t *testing.T) {
 	released := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "l"}}
-	volume := found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{
+	volume := apiread.Found(&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{
 		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "d"}}}})
 	deleted := &corev1.Node{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: ptr.To(metav1.NewTime(now)), Finalizers: []string{"d/node"}}}
 	for name, test := range map[string]struct {
 		facts facts
 		role  string
-		want  Severity
+		want  finding.Severity
 	}{
-		"of a required role":       {facts{volume: volume}, roleProvisioner, Blocked},
-		"of the nodecontroller":    {facts{volume: volume}, roleNodecontroller, Unknown},
-		"a lost node waits for it": {facts{volume: volume, lost: []lostNode{{driver: "d"}}}, roleNodecontroller, Blocked},
-		"a node waits for it":      {facts{node: found(deleted)}, roleNodecontroller, Blocked},
-		"a node that is not deleted": {facts{node: found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Finalizers: []string{"d/node"}}})},
-			roleNodecontroller, Unknown},
+		"of a required role":       {facts{volume: volume}, roleProvisioner, finding.Blocked},
+		"of the nodecontroller":    {facts{volume: volume}, roleNodecontroller, finding.Unknown},
+		"a lost node waits for it": {facts{volume: volume, lost: []lostNode{{driver: "d"}}}, roleNodecontroller, finding.Blocked},
+		"a node waits for it":      {facts{node: apiread.Found(deleted)}, roleNodecontroller, finding.Blocked},
+		"a node that is not deleted": {
+			facts{node: apiread.Found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Finalizers: []string{"d/node"}}})},
+			roleNodecontroller, finding.Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.facts.now = now
@@ -155,11 +158,11 @@ func TestLeaseOfAnOption(t *testing.T) {
 					lease.Spec.HolderIdentity = ptr.To("pod")
 				}
 				f := test.facts
-				f.leases = []leaseFact{{role: test.role, driver: "d", name: "l", leases: found([]*coordinationv1.Lease{&lease})}}
+				f.leases = []leaseFact{{role: test.role, driver: "d", name: "l", leases: apiread.Found([]*coordinationv1.Lease{&lease})}}
 				e := &explanation{facts: &f}
 				explainLeases(e)
 				got := e.findings
-				if len(got) != 1 || got[0].Severity != test.want || (got[0].Next == "") != (test.want == Unknown) {
+				if len(got) != 1 || got[0].Severity != test.want || (got[0].Next == "") != (test.want == finding.Unknown) {
 					t.Errorf("got %+v", got)
 				}
 			}
@@ -169,14 +172,14 @@ func TestLeaseOfAnOption(t *testing.T) {
 
 // TestManyAttachmentsFail: the report of a node with thousands of failures stays short.
 func TestManyAttachmentsFail(t *testing.T) {
-	f := &facts{now: now, node: found(&corev1.Node{}), attachments: found([]*storagev1.VolumeAttachment(nil))}
+	f := &facts{now: now, node: apiread.Found(&corev1.Node{}), attachments: apiread.Found([]*storagev1.VolumeAttachment(nil))}
 	for i := range 2500 {
 		message := "too many volumes"
 		if i%2 == 1 {
 			message = fmt.Sprintf("no volume %d", i)
 		}
 		failure := &storagev1.VolumeError{Time: metav1.NewTime(now.Add(-time.Minute)), Message: message}
-		f.attachments.value = append(f.attachments.value, &storagev1.VolumeAttachment{
+		f.attachments.Value = append(f.attachments.Value, &storagev1.VolumeAttachment{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("va-", i)}, Status: storagev1.VolumeAttachmentStatus{AttachError: failure}})
 	}
 	e := &explanation{facts: f}
@@ -219,14 +222,14 @@ func TestNextStepOfFailures(t *testing.T) {
 // TestManyClaims: the report of a pod with many claims stays short.
 func TestManyClaims(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}}
-	f := &facts{pod: found(pod)}
+	f := &facts{pod: apiread.Found(pod)}
 	for i := range 100 {
 		c := claimOf("5Gi")
 		if i%2 == 0 {
-			c.class = result[*storagev1.StorageClass]{missing: true}
-			c.claim.value.Spec.StorageClassName = ptr.To(fmt.Sprint("class-", i))
+			c.class = apiread.Result[*storagev1.StorageClass]{Missing: true}
+			c.claim.Value.Spec.StorageClassName = ptr.To(fmt.Sprint("class-", i))
 		} else {
-			c.claim.value.Spec.VolumeName, c.claim.value.Status.Phase = "pv", corev1.ClaimBound
+			c.claim.Value.Spec.VolumeName, c.claim.Value.Status.Phase = "pv", corev1.ClaimBound
 		}
 		f.podClaims = append(f.podClaims, podClaim{name: fmt.Sprint("c-", i), facts: c})
 	}
@@ -262,7 +265,7 @@ func TestManyPendingPods(t *testing.T) {
 		case 3:
 			pod.Spec.NodeName = "n"
 		}
-		f.pods.value = append(f.pods.value, pod)
+		f.pods.Value = append(f.pods.Value, pod)
 	}
 	e := &explanation{facts: f}
 	explainPendingPods(e)
@@ -284,11 +287,11 @@ func TestSecretsThatCannotBeResolved(t *testing.T) {
 		"${pvc.name}":               "",
 	} {
 		f := claimOf("5Gi")
-		f.class.value.Parameters = map[string]string{prefix + "name": template, prefix + "namespace": "ns"}
-		_, f.secretsErr = volumerules.ResolveSecrets(f.class.value.Parameters, volumerules.SecretScope{Claim: "c", Namespace: "ns"})
+		f.class.Value.Parameters = map[string]string{prefix + "name": template, prefix + "namespace": "ns"}
+		_, f.secretsErr = volumerules.ResolveSecrets(f.class.Value.Parameters, volumerules.SecretScope{Claim: "c", Namespace: "ns"})
 		e := &explanation{facts: f}
 		explainClass(e)
-		if got := e.worst(); !strings.HasPrefix(got.Next, want) || want == "" && got.Severity != Fine {
+		if got := e.worst(); !strings.HasPrefix(got.Next, want) || want == "" && got.Severity != finding.OK {
 			t.Errorf("%q: %+v", template, got)
 		}
 	}
@@ -298,7 +301,7 @@ func TestSecretsThatCannotBeResolved(t *testing.T) {
 func TestMissingSecrets(t *testing.T) {
 	volume := func(phase corev1.PersistentVolumePhase) *facts {
 		f := claimOf("5Gi")
-		f.volume = found(&corev1.PersistentVolume{Status: corev1.PersistentVolumeStatus{Phase: phase}})
+		f.volume = apiread.Found(&corev1.PersistentVolume{Status: corev1.PersistentVolumeStatus{Phase: phase}})
 		return f
 	}
 	expanding := bound(func(*corev1.PersistentVolumeClaim) {})
@@ -306,25 +309,25 @@ func TestMissingSecrets(t *testing.T) {
 	for name, test := range map[string]struct {
 		facts   *facts
 		purpose volumerules.Purpose
-		want    Severity
+		want    finding.Severity
 	}{
-		"to create a volume":          {claimOf("5Gi"), volumerules.Provisioner, Blocked},
-		"of a claim without a volume": {claimOf("5Gi"), volumerules.NodeExpand, Waiting},
-		"to delete a volume":          {volume(corev1.VolumeReleased), volumerules.Provisioner, Waiting},
+		"to create a volume":          {claimOf("5Gi"), volumerules.Provisioner, finding.Blocked},
+		"of a claim without a volume": {claimOf("5Gi"), volumerules.NodeExpand, finding.Waiting},
+		"to delete a volume":          {volume(corev1.VolumeReleased), volumerules.Provisioner, finding.Waiting},
 		"to attach a volume of a driver that does not attach": {func() *facts {
 			f := volume(corev1.VolumeBound)
-			f.csiDriver.value.Spec.AttachRequired = ptr.To(false)
+			f.csiDriver.Value.Spec.AttachRequired = ptr.To(false)
 			return f
-		}(), volumerules.ControllerPublish, Waiting},
-		"to attach a volume":            {volume(corev1.VolumeBound), volumerules.ControllerPublish, Blocked},
-		"to detach a volume":            {volume(corev1.VolumeReleased), volumerules.ControllerPublish, Blocked},
-		"to mount a volume":             {volume(corev1.VolumeBound), volumerules.NodeStage, Blocked},
-		"to mount a released volume":    {volume(corev1.VolumeReleased), volumerules.NodePublish, Waiting},
-		"to expand a volume":            {expanding, volumerules.ControllerExpand, Blocked},
-		"to expand a volume at no time": {volume(corev1.VolumeBound), volumerules.NodeExpand, Waiting},
+		}(), volumerules.ControllerPublish, finding.Waiting},
+		"to attach a volume":            {volume(corev1.VolumeBound), volumerules.ControllerPublish, finding.Blocked},
+		"to detach a volume":            {volume(corev1.VolumeReleased), volumerules.ControllerPublish, finding.Blocked},
+		"to mount a volume":             {volume(corev1.VolumeBound), volumerules.NodeStage, finding.Blocked},
+		"to mount a released volume":    {volume(corev1.VolumeReleased), volumerules.NodePublish, finding.Waiting},
+		"to expand a volume":            {expanding, volumerules.ControllerExpand, finding.Blocked},
+		"to expand a volume at no time": {volume(corev1.VolumeBound), volumerules.NodeExpand, finding.Waiting},
 	} {
 		test.facts.secrets = []secretFact{{purposes: []volumerules.Purpose{test.purpose},
-			object: result[*metav1.PartialObjectMetadata]{missing: true}}}
+			object: apiread.Result[*metav1.PartialObjectMetadata]{Missing: true}}}
 		e := &explanation{facts: test.facts}
 		explainSecrets(e)
 		if got := e.findings; len(got) != 1 || got[0].Severity != test.want || !strings.HasPrefix(got[0].Next, "Create Secret") {

@@ -13,10 +13,11 @@ import (
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 )
 
 func explainAttachment(f *facts) Report {
-	va := f.attachment.value
+	va := f.attachment.Value
 	e := &explanation{facts: f}
 	explainProcess(e, []string{"attacher"}, inQueues(va.Name, "csi-attacher-va"), f.volumeHandle())
 	if va.DeletionTimestamp != nil {
@@ -30,7 +31,7 @@ func explainAttachment(f *facts) Report {
 	explainDriver(e)
 	volume, state, rest := "The inline volume", "not attached", "The attacher processes the attachment."
 	if name := volumeOf(va); name != "" {
-		volume = objectName(KindVolume, "", name)
+		volume = apiread.Name(KindVolume, "", name)
 	}
 	if va.Status.Attached {
 		state = "attached"
@@ -60,7 +61,7 @@ func operation(va *storagev1.VolumeAttachment, detach, attach string) string {
 
 // explainLastAttempt reports the error of the last attempt to attach or detach, and whether it came from the driver.
 func explainLastAttempt(e *explanation, err *storagev1.VolumeError) {
-	va, failure := e.attachment.value, failureOfStatus(err)
+	va, failure := e.attachment.Value, failureOfStatus(err)
 	what := operation(va, "Detaching the volume", "Attaching the volume")
 	if failure.grpcCode() != "" {
 		what = operation(va, "ControllerUnpublishVolume", "ControllerPublishVolume")
@@ -70,23 +71,23 @@ func explainLastAttempt(e *explanation, err *storagev1.VolumeError) {
 
 // explainDetaching reports how far the attacher is with a deleted attachment.
 func explainDetaching(e *explanation) {
-	va := e.attachment.value
+	va := e.attachment.Value
 	switch err := lastFailure(va); {
 	case !slices.Contains(va.Finalizers, attacher.Finalizer(e.driver)):
-		e.add(Waiting, "attachment", "Finalizer %s is not set: the attacher has detached the volume, or did not attach it.",
-			attacher.Finalizer(e.driver)).next(finalizersRemoved)
+		e.waiting("attachment", "Finalizer %s is not set: the attacher has detached the volume, or did not attach it.",
+			attacher.Finalizer(e.driver)).SetNext(finalizersRemoved)
 		return
 	case err != nil:
 		explainLastAttempt(e, err)
 	default:
-		e.add(Waiting, "attachment", "The attachment is being deleted, and its status has no error.").
-			next("The attacher calls ControllerUnpublishVolume and removes its finalizer. %s", ifItLasts)
+		e.waiting("attachment", "The attachment is being deleted, and its status has no error.").
+			SetNext("The attacher calls ControllerUnpublishVolume and removes its finalizer. %s", ifItLasts)
 	}
 	handle, nodeID := attacher.Recorded(va)
-	if e.volume.missing {
+	if e.volume.Missing {
 		explainRecord(e, KindVolume, volumeOf(va), "volume handle", handle)
 	}
-	if isKnown := e.csiNode.missing || e.csiNode.found; isKnown && kube.DriverOnNode(e.csiNode.value, e.driver) == nil {
+	if isKnown := e.csiNode.Missing || e.csiNode.Found; isKnown && kube.DriverOnNode(e.csiNode.Value, e.driver) == nil {
 		explainRecord(e, "CSINode", va.Spec.NodeName, "node ID", nodeID)
 	}
 }
@@ -94,12 +95,12 @@ func explainDetaching(e *explanation) {
 // explainRecord reports on an object that lacks what a detach needs, and on the record of the attachment.
 func explainRecord(e *explanation, kind, name, what, recorded string) {
 	if recorded != "" {
-		e.add(Fine, "attachment", "%s %q does not have the %s any more; the attachment has recorded %q.", kind, name, what, recorded)
+		e.ok("attachment", "%s %q does not have the %s any more; the attachment has recorded %q.", kind, name, what, recorded)
 		return
 	}
-	e.add(Blocked, "attachment", "%s %q does not have the %s any more, and the attachment has not recorded it.", kind, name, what).
-		next("Restore %s %q; or verify at the storage system that the volume is not attached to node %q, then remove finalizer %s.", kind,
-			name, e.attachment.value.Spec.NodeName, attacher.Finalizer(e.driver))
+	e.blocked("attachment", "%s %q does not have the %s any more, and the attachment has not recorded it.", kind, name, what).
+		SetNext("Restore %s %q; or verify at the storage system that the volume is not attached to node %q, then remove finalizer %s.",
+			kind, name, e.attachment.Value.Spec.NodeName, attacher.Finalizer(e.driver))
 }
 
 // ifItLasts is the next step if a component neither finishes nor records an error.
@@ -107,50 +108,48 @@ const ifItLasts = "If this lasts, it may be unable to write the status: `storage
 
 // explainAttaching reports how far the attacher is.
 func explainAttaching(e *explanation) {
-	va := e.attachment.value
+	va := e.attachment.Value
 	switch err := lastFailure(va); {
 	case va.Status.Attached:
-		e.add(Fine, "attachment", "The volume is attached.")
+		e.ok("attachment", "The volume is attached.")
 	case err != nil:
 		explainLastAttempt(e, err)
 	case !e.attaches():
-		e.add(Waiting, "attachment", "Driver %s does not attach volumes (attachRequired=false in its CSIDriver).", e.driver).
-			next("kube-controller-manager deletes the attachment, which driver %s does not need.", e.driver)
+		e.waiting("attachment", "Driver %s does not attach volumes (attachRequired=false in its CSIDriver).", e.driver).
+			SetNext("kube-controller-manager deletes the attachment, which driver %s does not need.", e.driver)
 	case slices.Contains(va.Finalizers, attacher.Finalizer(e.driver)):
-		e.add(Waiting, "attachment", "The attacher has begun to attach the volume, and recorded no error.").
-			next("The attacher calls ControllerPublishVolume. %s", ifItLasts)
+		e.waiting("attachment", "The attacher has begun to attach the volume, and recorded no error.").
+			SetNext("The attacher calls ControllerPublishVolume. %s", ifItLasts)
 	default:
-		e.add(Waiting, "attachment", "The attacher has not begun to attach the volume: its finalizer and an error are missing.").
-			next("The attacher of driver %s adds its finalizer and calls ControllerPublishVolume. %s", e.driver, ifItLasts)
+		e.waiting("attachment", "The attacher has not begun to attach the volume: its finalizer and an error are missing.").
+			SetNext("The attacher of driver %s adds its finalizer and calls ControllerPublishVolume. %s", e.driver, ifItLasts)
 	}
 }
 
 // explainAttachedVolume reports on the volume of an attachment, and on its other attachments.
 func explainAttachedVolume(e *explanation) {
-	va, pv := e.attachment.value, e.volume.value
+	va, pv := e.attachment.Value, e.volume.Value
 	name, deleting := volumeOf(va), va.DeletionTimestamp != nil
 	switch {
-	case e.volume.missing && deleting: // see explainDetaching
-	case e.volume.missing:
-		e.add(Blocked, "volume", "PersistentVolume %q not found.", name).
-			next(
-				"Delete the pod; kube-controller-manager then deletes the VolumeAttachment. If no pod uses it, delete it manually.")
-	case !e.volume.found:
+	case e.volume.Missing && deleting: // see explainDetaching
+	case e.volume.Missing:
+		e.blocked("volume", "PersistentVolume %q not found.", name).SetNext(
+			"Delete the pod; kube-controller-manager then deletes the VolumeAttachment. If no pod uses it, delete it manually.")
+	case !e.volume.Found:
 	case pv.DeletionTimestamp != nil && !deleting && !va.Status.Attached:
-		e.add(Blocked, "volume",
+		e.blocked("volume",
 			"PersistentVolume %q has been Terminating for %s, so that it is not attached.", name, e.age(pv.DeletionTimestamp.Time)).
-			next("Delete the pod that uses the volume.")
+			SetNext("Delete the pod that uses the volume.")
 		explainOtherAttachments(e)
 	case migration.DriverOfVolume(pv) != e.driver && !deleting:
-		e.add(Blocked, "volume",
+		e.blocked("volume",
 			"PersistentVolume %q belongs to driver %q, the attachment to driver %q.", name, migration.DriverOfVolume(pv), e.driver).
-			next("Delete the VolumeAttachment.")
+			SetNext("Delete the VolumeAttachment.")
 		explainOtherAttachments(e)
 	case migration.DriverOfVolume(pv) != e.driver && slices.Contains(va.Finalizers, attacher.Finalizer(e.driver)):
-		e.add(Failing, "volume",
-			"PersistentVolume %q belongs to driver %q, the Terminating attachment to driver %q.",
+		e.failing("volume", "PersistentVolume %q belongs to driver %q, the Terminating attachment to driver %q.",
 			name, migration.DriverOfVolume(pv), e.driver).
-			next("The attacher of driver %s detaches with the data recorded on the attachment. "+
+			SetNext("The attacher of driver %s detaches with the data recorded on the attachment. "+
 				"If none is recorded, verify that the volume is not attached to node %q and remove finalizer %s.",
 				e.driver, va.Spec.NodeName, attacher.Finalizer(e.driver))
 	default:
@@ -160,19 +159,19 @@ func explainAttachedVolume(e *explanation) {
 
 // explainOtherAttachments reports attachments to other nodes of a volume that supports one node at a time.
 func explainOtherAttachments(e *explanation) {
-	va := e.attachment.value
-	multiNode := slices.ContainsFunc(e.volume.value.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
+	va := e.attachment.Value
+	multiNode := slices.ContainsFunc(e.volume.Value.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
 		return m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
 	})
 	if va.DeletionTimestamp != nil || va.Status.Attached || multiNode {
 		return
 	}
-	for _, other := range e.attachments.value {
+	for _, other := range e.attachments.Value {
 		if other.Spec.NodeName != va.Spec.NodeName {
-			e.add(Failing, "attachment",
+			e.failing("attachment",
 				"The access modes of the volume allow one node at a time, and VolumeAttachment %s is for node %q.", other.Name,
 				other.Spec.NodeName).
-				next("The volume is detached from node %q after the pod there is deleted. Run `storage-controller explain va %s`.",
+				SetNext("The volume is detached from node %q after the pod there is deleted. Run `storage-controller explain va %s`.",
 					other.Spec.NodeName, other.Name)
 		}
 	}
@@ -180,13 +179,13 @@ func explainOtherAttachments(e *explanation) {
 
 // explainAttachedNode reports on the node of an attachment, and on the driver there.
 func explainAttachedNode(e *explanation) {
-	va := e.attachment.value
+	va := e.attachment.Value
 	switch {
-	case e.node.missing && va.DeletionTimestamp != nil: // see explainDetaching
-	case e.node.missing:
-		e.add(Failing, "node", "Node %q not found.", va.Spec.NodeName).
-			next("kube-controller-manager deletes the attachment after the pods of the node; the attacher then detaches the volume.")
-	case e.node.found && e.driver != "" && va.DeletionTimestamp == nil && !va.Status.Attached:
+	case e.node.Missing && va.DeletionTimestamp != nil: // see explainDetaching
+	case e.node.Missing:
+		e.failing("node", "Node %q not found.", va.Spec.NodeName).
+			SetNext("kube-controller-manager deletes the attachment after the pods of the node; the attacher then detaches the volume.")
+	case e.node.Found && e.driver != "" && va.DeletionTimestamp == nil && !va.Status.Attached:
 		explainRegistration(e, e.driver)
 	}
 }

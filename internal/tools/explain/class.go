@@ -13,26 +13,28 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // explainClass reports whether the class of a claim without a volume can provision one.
 func explainClass(e *explanation) {
-	claim, name, class := e.claim.value, storagehelpers.GetPersistentVolumeClaimClass(e.claim.value), e.class.value
+	claim, name, class := e.claim.Value, storagehelpers.GetPersistentVolumeClaimClass(e.claim.Value), e.class.Value
 	switch {
 	case name == "" && claim.Spec.StorageClassName != nil:
-		e.add(Waiting, "class",
+		e.waiting("class",
 			"storageClassName is empty: no volume is provisioned; the claim binds only to an existing PersistentVolume without a class.").
-			next("Create a PersistentVolume that matches the claim, or recreate the claim with a storageClassName.")
+			SetNext("Create a PersistentVolume that matches the claim, or recreate the claim with a storageClassName.")
 	case name == "":
 		explainDefaultClass(e)
-	case e.class.missing:
-		e.add(Blocked, "class", "StorageClass %q not found.", name).
-			next("Create StorageClass %q, or recreate the claim with an existing StorageClass.", name)
-	case !e.class.found:
+	case e.class.Missing:
+		e.blocked("class", "StorageClass %q not found.", name).
+			SetNext("Create StorageClass %q, or recreate the claim with an existing StorageClass.", name)
+	case !e.class.Found:
 	case class.Provisioner == storagehelpers.NotSupportedProvisioner:
-		e.add(Waiting, "class", "StorageClass %q does not provision volumes (provisioner %s).", name, class.Provisioner).
-			next("Create a PersistentVolume of StorageClass %q that matches the claim%s.", name, e.alsoAPod())
+		e.waiting("class", "StorageClass %q does not provision volumes (provisioner %s).", name, class.Provisioner).
+			SetNext("Create a PersistentVolume of StorageClass %q that matches the claim%s.", name, e.alsoAPod())
 	default:
 		explainProvisioner(e, class)
 	}
@@ -47,14 +49,14 @@ func (f *facts) alsoAPod() string {
 }
 
 func explainDefaultClass(e *explanation) {
-	if name := kube.DefaultClass(e.classes.value); name != nil {
-		e.add(Waiting, "class", "storageClassName is not set; StorageClass %q is the default.", *name).
-			next("kube-controller-manager assigns StorageClass %q to the claim.", *name)
+	if name := kube.DefaultClass(e.classes.Value); name != nil {
+		e.waiting("class", "storageClassName is not set; StorageClass %q is the default.", *name).
+			SetNext("kube-controller-manager assigns StorageClass %q to the claim.", *name)
 		return
 	}
-	if e.classes.found {
-		e.add(Blocked, "class", "storageClassName is not set, and the cluster has no default StorageClass.").
-			next("Mark a StorageClass as default (annotation %s=true), or recreate the claim with a storageClassName.",
+	if e.classes.Found {
+		e.blocked("class", "storageClassName is not set, and the cluster has no default StorageClass.").
+			SetNext("Mark a StorageClass as default (annotation %s=true), or recreate the claim with a storageClassName.",
 				kube.AnnotationDefaultClass)
 	}
 }
@@ -64,24 +66,25 @@ func explainProvisioner(e *explanation, class *storagev1.StorageClass) {
 	if kube.WaitsForFirstConsumer(class) {
 		mode = "WaitForFirstConsumer: the volume is provisioned after a pod that uses the claim is scheduled"
 	}
-	e.add(Fine, "class", "StorageClass %q: provisioner %s, volumeBindingMode %s.", class.Name, class.Provisioner, mode)
-	ann := e.claim.value.Annotations
+	e.ok("class", "StorageClass %q: provisioner %s, volumeBindingMode %s.", class.Name, class.Provisioner, mode)
+	ann := e.claim.Value.Annotations
 	if owner := ann[storagehelpers.AnnStorageProvisioner]; owner != "" && ann[storagehelpers.AnnMigratedTo] == "" &&
 		owner != class.Provisioner && owner != migration.DriverOf(class.Provisioner) {
-		e.add(Blocked, "class",
+		e.blocked("class",
 			"The claim is assigned to provisioner %s, but StorageClass %q has provisioner %s: neither provisions the volume.",
-			owner, class.Name, class.Provisioner).next("Recreate the claim.")
+			owner, class.Name, class.Provisioner).SetNext("Recreate the claim.")
 	}
 	if len(class.AllowedTopologies) > 0 {
 		explainAllowedTopologies(e, class)
 	}
 	if _, err := volumerules.SecretTemplates(class.Parameters); err != nil {
-		e.add(Blocked, "class", "StorageClass %q has invalid secret parameters: %s", class.Name, sentence(err.Error())).
-			next("Recreate StorageClass %q with valid parameters.", class.Name)
+		e.blocked("class", "StorageClass %q has invalid secret parameters: %s", class.Name, sentence(err.Error())).
+			SetNext("Recreate StorageClass %q with valid parameters.", class.Name)
 	} else if e.secretsErr != nil {
-		e.add(Blocked, "class", "The secrets of StorageClass %q cannot be resolved for the claim: %s", class.Name,
+		e.blocked("class", "The secrets of StorageClass %q cannot be resolved for the claim: %s", class.Name,
 			sentence(e.secretsErr.Error())).
-			next("Add the annotations that the templates name to the claim. If a template is wrong, recreate StorageClass %q.", class.Name)
+			SetNext("Add the annotations that the templates name to the claim. If a template is wrong, recreate StorageClass %q.",
+				class.Name)
 	}
 }
 
@@ -89,25 +92,26 @@ func explainProvisioner(e *explanation, class *storagev1.StorageClass) {
 func explainAllowedTopologies(e *explanation, class *storagev1.StorageClass) {
 	selector, text := allowedTopologies(class.AllowedTopologies)
 	nodes := e.nodes
-	if e.node.found {
-		nodes = found([]*corev1.Node{e.node.value})
+	if e.node.Found {
+		nodes = apiread.Found([]*corev1.Node{e.node.Value})
 	}
 	matching := len((&facts{nodes: nodes}).nodesMatching(selector))
 	switch {
-	case !nodes.found:
-		e.add(Unknown, "topology", "allowedTopologies of StorageClass %q: %s; the matching nodes are unknown.", class.Name, text)
-	case e.node.found && matching == 0:
-		e.add(Blocked, "topology",
-			"Selected node %q does not match allowedTopologies of StorageClass %q: %s.", e.node.value.Name, class.Name, text).
-			next("Label node %q to match, or recreate StorageClass %q with other allowedTopologies.", e.node.value.Name, class.Name)
-	case e.node.found:
-		e.add(Fine, "topology", "Selected node %q matches allowedTopologies of StorageClass %q: %s.", e.node.value.Name, class.Name, text)
+	case !nodes.Found:
+		e.unknown("topology", "allowedTopologies of StorageClass %q: %s; the matching nodes are unknown.", class.Name, text)
+	case e.node.Found && matching == 0:
+		e.blocked("topology",
+			"Selected node %q does not match allowedTopologies of StorageClass %q: %s.", e.node.Value.Name, class.Name, text).
+			SetNext("Label node %q to match, or recreate StorageClass %q with other allowedTopologies.", e.node.Value.Name, class.Name)
+	case e.node.Found:
+		e.ok("topology", "Selected node %q matches allowedTopologies of StorageClass %q: %s.", e.node.Value.Name, class.Name, text)
 	case matching == 0:
-		e.add(Blocked, "topology", "No node matches allowedTopologies of StorageClass %q: %s.", class.Name, text).
-			next("Label nodes to match, or recreate StorageClass %q with other allowedTopologies.", class.Name)
+		e.blocked("topology", "No node matches allowedTopologies of StorageClass %q: %s.", class.Name, text).
+			SetNext("Label nodes to match, or recreate StorageClass %q with other allowedTopologies.", class.Name)
 	default:
-		e.add(Fine, "topology",
-			"%s of %d match allowedTopologies of StorageClass %q: %s.", count(matching, "node"), len(nodes.value), class.Name, text)
+		e.ok("topology",
+			"%s of %d match allowedTopologies of StorageClass %q: %s.", finding.Plural(matching, "node"), len(nodes.Value), class.Name,
+			text)
 	}
 }
 
@@ -147,21 +151,21 @@ func explainSecrets(e *explanation) {
 		}
 		name, purposes := s.Namespace+"/"+s.Name, strings.Join(parameters, ", ")
 		switch {
-		case s.object.found:
-			e.add(Fine, "secret", "Secret %s (%s) exists.", name, purposes)
-		case s.object.missing && slices.ContainsFunc(s.purposes, e.needsSecret):
-			e.add(Blocked, "secret", "Secret %s (%s) not found.", name, purposes).
-				next("Create Secret %s with the keys that the driver requires.", name)
-		case s.object.missing:
-			e.add(Waiting, "secret", "Secret %s (%s) not found; nothing waits for it now.", name, purposes).
-				next("Create Secret %s with the keys that the driver requires, before it is needed.", name)
+		case s.object.Found:
+			e.ok("secret", "Secret %s (%s) exists.", name, purposes)
+		case s.object.Missing && slices.ContainsFunc(s.purposes, e.needsSecret):
+			e.blocked("secret", "Secret %s (%s) not found.", name, purposes).
+				SetNext("Create Secret %s with the keys that the driver requires.", name)
+		case s.object.Missing:
+			e.waiting("secret", "Secret %s (%s) not found; nothing waits for it now.", name, purposes).
+				SetNext("Create Secret %s with the keys that the driver requires, before it is needed.", name)
 		}
 	}
 }
 
 // needsSecret reports whether the next operation on the volume waits for the Secret of a purpose.
 func (f *facts) needsSecret(p volumerules.Purpose) bool {
-	if !f.volume.found {
+	if !f.volume.Found {
 		return p == volumerules.Provisioner
 	}
 	switch p {
@@ -170,7 +174,7 @@ func (f *facts) needsSecret(p volumerules.Purpose) bool {
 	case volumerules.ControllerPublish:
 		return f.attaches()
 	case volumerules.NodeStage, volumerules.NodePublish:
-		return f.volume.value.Status.Phase == corev1.VolumeBound
+		return f.volume.Value.Status.Phase == corev1.VolumeBound
 	}
-	return f.claim.found && resizing(f.claim.value)
+	return f.claim.Found && resizing(f.claim.Value)
 }

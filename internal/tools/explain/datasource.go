@@ -17,9 +17,9 @@ func explainDataSource(e *explanation) {
 	if err := e.sourceErr; err != nil {
 		text := sentence(strings.ToUpper(err.Error()[:1]) + err.Error()[1:])
 		if errors.Is(err, volumerules.ErrPopulator) {
-			e.add(Waiting, "source", "%s", text).next("Verify that the volume populator of this kind is installed; it provides the volume.")
+			e.waiting("source", "%s", text).SetNext("Verify that the volume populator of this kind is installed; it provides the volume.")
 		} else {
-			e.add(Blocked, "source", "%s", text).next("Recreate the claim with another data source.")
+			e.blocked("source", "%s", text).SetNext("Recreate the claim with another data source.")
 		}
 		return
 	}
@@ -27,81 +27,80 @@ func explainDataSource(e *explanation) {
 	if s == nil {
 		return
 	}
-	if s.Namespace != e.claim.value.Namespace {
+	if s.Namespace != e.claim.Value.Namespace {
 		explainGrant(e, s)
 	}
 	switch {
-	case s.snapshot.unserved:
-		e.add(Blocked, "source", "Data source %v: the cluster does not serve this kind.", s.Source).
-			next("Install the snapshot CRDs and the snapshot controller.")
-	case s.snapshot.missing, s.claim.missing:
-		e.add(Blocked, "source", "Data source %v not found.", s.Source).next("Create the data source, or recreate the claim without it.")
+	case s.snapshot.Unserved:
+		e.blocked("source", "Data source %v: the cluster does not serve this kind.", s.Source).
+			SetNext("Install the snapshot CRDs and the snapshot controller.")
+	case s.snapshot.Missing, s.claim.Missing:
+		e.blocked("source", "Data source %v not found.", s.Source).SetNext("Create the data source, or recreate the claim without it.")
 	case s.Kind == kube.KindSnapshot:
 		explainSnapshot(e, s)
-	case s.claim.found:
+	case s.claim.Found:
 		explainClone(e, s)
 	}
 }
 
 func explainGrant(e *explanation, s *sourceFact) {
-	claim := e.claim.value
+	claim := e.claim.Value
 	allows := func(g *volumerules.Grant) bool { return g.Allows(claim.Namespace, s.Source) }
 	switch {
-	case slices.ContainsFunc(s.grants.value, allows):
-		e.add(Fine, "source", "A ReferenceGrant in namespace %q allows the claim to use %v.", s.Namespace, s.Source)
-	case s.grants.missing:
-		e.add(Blocked, "source", "The cluster does not serve ReferenceGrants, which data sources in other namespaces need.").
-			next("Install the CRD of ReferenceGrants, or recreate the claim with a data source in its own namespace.")
-	case s.grants.found:
-		e.add(Blocked, "source",
-			"No ReferenceGrant in namespace %q allows claims of namespace %q to use %v.", s.Namespace, claim.Namespace, s.Source).
-			next(
-				"Create a ReferenceGrant in namespace %q from PersistentVolumeClaims of namespace %q to the %s.", s.Namespace,
-				claim.Namespace, s.Kind)
+	case slices.ContainsFunc(s.grants.Value, allows):
+		e.ok("source", "A ReferenceGrant in namespace %q allows the claim to use %v.", s.Namespace, s.Source)
+	case s.grants.Missing:
+		e.blocked("source", "The cluster does not serve ReferenceGrants, which data sources in other namespaces need.").
+			SetNext("Install the CRD of ReferenceGrants, or recreate the claim with a data source in its own namespace.")
+	case s.grants.Found:
+		e.blocked("source",
+			"No ReferenceGrant in namespace %q allows claims of namespace %q to use %v.", s.Namespace, claim.Namespace, s.Source).SetNext(
+			"Create a ReferenceGrant in namespace %q from PersistentVolumeClaims of namespace %q to the %s.", s.Namespace,
+			claim.Namespace, s.Kind)
 	}
 }
 
 func explainSnapshot(e *explanation, s *sourceFact) {
 	const next = "Retries automatically. Check the snapshot: `kubectl -n %s describe volumesnapshot %s`."
-	if !s.snapshot.found {
+	if !s.snapshot.Found {
 		return
 	}
-	if s.content.missing {
-		e.add(Failing, "source", "VolumeSnapshotContent of %v not found.", s.Source).next(next, s.Namespace, s.Name)
+	if s.content.Missing {
+		e.failing("source", "VolumeSnapshotContent of %v not found.", s.Source).SetNext(next, s.Namespace, s.Name)
 		return
 	}
 	check := func(mode bool) error {
-		_, err := volumerules.SnapshotContent(e.driver, s.snapshot.value, s.content.value, e.claim.value, mode)
+		_, err := volumerules.SnapshotContent(e.driver, s.snapshot.Value, s.content.Value, e.claim.Value, mode)
 		return err
 	}
-	_, err := volumerules.BoundContent(s.snapshot.value)
-	if err == nil && s.content.found {
+	_, err := volumerules.BoundContent(s.snapshot.Value)
+	if err == nil && s.content.Found {
 		err = check(false)
 	}
 	if err != nil {
-		e.add(Failing, "source", "%v cannot be restored: %s", s.Source, sentence(err.Error())).next(next, s.Namespace, s.Name)
-	} else if !s.content.found {
+		e.failing("source", "%v cannot be restored: %s", s.Source, sentence(err.Error())).SetNext(next, s.Namespace, s.Name)
+	} else if !s.content.Found {
 		return
 	} else if err := check(true); err != nil {
-		e.add(Failing, "source", "%v is not restored unless the provisioner has --prevent-volume-mode-conversion=false: %s", s.Source,
+		e.failing("source", "%v is not restored unless the provisioner has --prevent-volume-mode-conversion=false: %s", s.Source,
 			sentence(err.Error())).
-			next("Recreate the claim with the volume mode of the snapshot, or annotate its VolumeSnapshotContent with %s.",
+			SetNext("Recreate the claim with the volume mode of the snapshot, or annotate its VolumeSnapshotContent with %s.",
 				volumerules.AnnAllowModeChange)
 	} else {
-		e.add(Fine, "source", "%v is ready to be restored.", s.Source)
+		e.ok("source", "%v is ready to be restored.", s.Source)
 	}
 }
 
 func explainClone(e *explanation, s *sourceFact) {
-	source, claim := s.claim.value, e.claim.value
+	source, claim := s.claim.Value, e.claim.Value
 	err := volumerules.CheckClone(source, claim)
-	if err == nil && s.volume.found {
-		_, err = volumerules.CloneContent(e.driver, source, s.volume.value, claim)
+	if err == nil && s.volume.Found {
+		_, err = volumerules.CloneContent(e.driver, source, s.volume.Value, claim)
 	}
 	if err != nil {
-		e.add(Failing, "source", "%v cannot be cloned: %s", s.Source, sentence(err.Error())).
-			next("Retries automatically. Run `storage-controller explain pvc -n %s %s`.", s.Namespace, s.Name)
+		e.failing("source", "%v cannot be cloned: %s", s.Source, sentence(err.Error())).
+			SetNext("Retries automatically. Run `storage-controller explain pvc -n %s %s`.", s.Namespace, s.Name)
 		return
 	}
-	e.add(Fine, "source", "%v is ready to be cloned.", s.Source)
+	e.ok("source", "%v is ready to be cloned.", s.Source)
 }

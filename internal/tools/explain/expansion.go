@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
+
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // resizing reports whether a bound claim waits for an expansion or a modification.
@@ -55,7 +57,7 @@ func conditionOf(claim *corev1.PersistentVolumeClaim,
 
 // explainExpansion reports how far the expansion of the volume of a bound claim is.
 func explainExpansion(e *explanation) {
-	claim, s := e.claim.value, sizesOf(e.claim.value)
+	claim, s := e.claim.Value, sizesOf(e.claim.Value)
 	target := s.requested
 	if !s.allocated.IsZero() {
 		target = s.allocated
@@ -64,13 +66,13 @@ func explainExpansion(e *explanation) {
 	onNode := fmt.Sprintf("Expanding the volume to %s on the node", target.String())
 	const driverError, nodeError = corev1.PersistentVolumeClaimControllerResizeError, corev1.PersistentVolumeClaimNodeResizeError
 	fileSystemPending := conditionOf(claim, corev1.PersistentVolumeClaimFileSystemResizePending)
-	var failed *Finding
+	var failed *finding.Finding
 	switch {
 	case !s.pending():
 		return
 	case e.driver == "":
-		e.add(Waiting, "size", "The claim requests %s, the volume has %s.", s.requested.String(), s.capacity.String()).
-			next("kube-controller-manager or the kubelet expands the volume, if its plugin supports that.")
+		e.waiting("size", "The claim requests %s, the volume has %s.", s.requested.String(), s.capacity.String()).
+			SetNext("kube-controller-manager or the kubelet expands the volume, if its plugin supports that.")
 	case s.stage == corev1.PersistentVolumeClaimControllerResizeInfeasible:
 		failed = explainCondition(e, driverError, roleResizer, atDriver, true)
 	case s.stage == corev1.PersistentVolumeClaimNodeResizeInfeasible:
@@ -78,20 +80,19 @@ func explainExpansion(e *explanation) {
 	case s.stage == corev1.PersistentVolumeClaimNodeResizeInProgress && conditionOf(claim, nodeError) != nil:
 		failed = explainCondition(e, nodeError, componentKubelet, onNode, false)
 	case s.stage == corev1.PersistentVolumeClaimNodeResizeInProgress:
-		e.add(Waiting, "size", "%s is in progress.", onNode).
-			next("The kubelet calls NodeExpandVolume and sets the capacity of the claim.")
+		e.waiting("size", "%s is in progress.", onNode).SetNext("The kubelet calls NodeExpandVolume and sets the capacity of the claim.")
 	case s.stage == corev1.PersistentVolumeClaimNodeResizePending || s.stage == "" && fileSystemPending != nil:
-		e.add(Waiting, "size", "The volume has %s at the driver, and %s on the node.", target.String(), s.capacity.String()).
-			next("The kubelet expands the volume on the node while a pod with the claim runs.")
+		e.waiting("size", "The volume has %s at the driver, and %s on the node.", target.String(), s.capacity.String()).
+			SetNext("The kubelet expands the volume on the node while a pod with the claim runs.")
 	case conditionOf(claim, driverError) != nil:
 		failed = explainCondition(e, driverError, roleResizer, atDriver, false)
 	case s.stage == corev1.PersistentVolumeClaimControllerResizeInProgress:
-		e.add(Waiting, "size", "%s is in progress.", atDriver).
-			next("The resizer repeats ControllerExpandVolume with this size until driver %s returns a final response.", e.driver)
+		e.waiting("size", "%s is in progress.", atDriver).
+			SetNext("The resizer repeats ControllerExpandVolume with this size until driver %s returns a final response.", e.driver)
 		explainLastError(e, roleResizer, "VolumeResizeFailed", "VolumeResizeSuccessful")
 	default:
-		e.add(Waiting, "size", "The claim requests %s, the volume has %s.", s.requested.String(), s.capacity.String()).
-			next("The resizer of driver %s calls ControllerExpandVolume, if the driver reports EXPAND_VOLUME.", e.driver)
+		e.waiting("size", "The claim requests %s, the volume has %s.", s.requested.String(), s.capacity.String()).
+			SetNext("The resizer of driver %s calls ControllerExpandVolume, if the driver reports EXPAND_VOLUME.", e.driver)
 		explainLastError(e, roleResizer, "VolumeResizeFailed", "VolumeResizeSuccessful")
 	}
 	if failed != nil {
@@ -100,7 +101,7 @@ func explainExpansion(e *explanation) {
 }
 
 // explainCondition adds the error that a condition of the claim reports.
-func explainCondition(e *explanation, kind corev1.PersistentVolumeClaimConditionType, by, what string, infeasible bool) *Finding {
+func explainCondition(e *explanation, kind corev1.PersistentVolumeClaimConditionType, by, what string, infeasible bool) *finding.Finding {
 	topic, failed, isModification := "size", " failed", kind == corev1.PersistentVolumeClaimVolumeModifyVolumeError
 	if isModification {
 		topic = "attributes"
@@ -108,11 +109,11 @@ func explainCondition(e *explanation, kind corev1.PersistentVolumeClaimCondition
 	if infeasible {
 		failed = " is infeasible"
 	}
-	c := conditionOf(e.claim.value, kind)
+	c := conditionOf(e.claim.Value, kind)
 	if c == nil {
-		finding := e.add(Failing, topic, "%s%s, and condition %s is not set.", what, failed, kind)
-		finding.next("Retries automatically. The events and the log of the %s have the error.", by)
-		return finding
+		added := e.failing(topic, "%s%s, and condition %s is not set.", what, failed, kind)
+		added.SetNext("Retries automatically. The events and the log of the %s have the error.", by)
+		return added
 	}
 	f := failure{text: c.Message, at: c.LastTransitionTime.Time, condition: string(kind), by: by}
 	if isModification {
@@ -144,7 +145,7 @@ func (m modification) pending() bool {
 func explainModification(e *explanation) {
 	const modifyError = corev1.PersistentVolumeClaimVolumeModifyVolumeError
 	const inProgress, infeasible = corev1.PersistentVolumeClaimModifyVolumeInProgress, corev1.PersistentVolumeClaimModifyVolumeInfeasible
-	m := modificationOf(e.claim.value)
+	m := modificationOf(e.claim.Value)
 	toAccepted := "Or set spec.volumeAttributesClassName of the claim to a class that the driver accepts"
 	if m.current != "" {
 		toAccepted += ", such as the current one, " + m.current
@@ -153,29 +154,30 @@ func explainModification(e *explanation) {
 	switch {
 	case !m.pending():
 	case m.requested == "" && m.status != inProgress:
-		e.add(Waiting, "attributes", "The claim requests no VolumeAttributesClass; its status still names %q (%s).", m.target, m.status).
-			next("Nothing is requested of the driver. To clear the status, which may keep VolumeAttributesClass %q from being deleted, "+
+		e.waiting("attributes", "The claim requests no VolumeAttributesClass; its status still names %q (%s).", m.target, m.status).
+			SetNext("Nothing is requested of the driver. To clear the status, which may keep VolumeAttributesClass %q from being deleted, "+
 				"set spec.volumeAttributesClassName of the claim to a class that the driver accepts.", m.target)
-	case e.attributes.unserved:
-		e.add(Blocked, "attributes", "The cluster does not serve VolumeAttributesClasses in storage.k8s.io/v1.").
-			next("Upgrade Kubernetes, or reset spec.volumeAttributesClassName of the claim.")
-	case e.attributes.missing:
-		e.add(Blocked, "attributes", "VolumeAttributesClass %q not found.", m.requested).
-			next("Create VolumeAttributesClass %q, or set spec.volumeAttributesClassName of the claim to an existing class.", m.requested)
-	case e.attributes.found && e.attributes.value.DriverName != e.driver:
-		e.add(Blocked, "attributes", "VolumeAttributesClass %q belongs to driver %q, the volume to %q.", m.requested,
-			e.attributes.value.DriverName, e.driver).next("%s.", strings.Replace(toAccepted, "Or set", "Set", 1))
+	case e.attributes.Unserved:
+		e.blocked("attributes", "The cluster does not serve VolumeAttributesClasses in storage.k8s.io/v1.").
+			SetNext("Upgrade Kubernetes, or reset spec.volumeAttributesClassName of the claim.")
+	case e.attributes.Missing:
+		e.blocked("attributes", "VolumeAttributesClass %q not found.", m.requested).
+			SetNext("Create VolumeAttributesClass %q, or set spec.volumeAttributesClassName of the claim to an existing class.",
+				m.requested)
+	case e.attributes.Found && e.attributes.Value.DriverName != e.driver:
+		e.blocked("attributes", "VolumeAttributesClass %q belongs to driver %q, the volume to %q.", m.requested,
+			e.attributes.Value.DriverName, e.driver).SetNext("%s.", strings.Replace(toAccepted, "Or set", "Set", 1))
 	case m.status == infeasible && m.target == m.requested:
 		failed := explainCondition(e, modifyError, roleResizer, applying, true)
 		failed.Next += " " + toAccepted + "."
-	case m.status == inProgress && conditionOf(e.claim.value, modifyError) != nil:
+	case m.status == inProgress && conditionOf(e.claim.Value, modifyError) != nil:
 		explainCondition(e, modifyError, roleResizer, applying, false)
 	case m.status == inProgress:
-		e.add(Waiting, "attributes", "%s is in progress.", applying).
-			next("The resizer repeats ControllerModifyVolume until driver %s returns a final response.", e.driver)
+		e.waiting("attributes", "%s is in progress.", applying).
+			SetNext("The resizer repeats ControllerModifyVolume until driver %s returns a final response.", e.driver)
 	default:
-		e.add(Waiting, "attributes", "The claim requests VolumeAttributesClass %q, the volume has %q.", m.requested, m.current).
-			next("The resizer of driver %s calls ControllerModifyVolume, if the driver reports MODIFY_VOLUME.", e.driver)
+		e.waiting("attributes", "The claim requests VolumeAttributesClass %q, the volume has %q.", m.requested, m.current).
+			SetNext("The resizer of driver %s calls ControllerModifyVolume, if the driver reports MODIFY_VOLUME.", e.driver)
 		explainLastError(e, roleResizer, "VolumeModifyFailed", "VolumeModifySuccessful")
 	}
 }

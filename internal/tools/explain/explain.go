@@ -11,36 +11,15 @@ import (
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
 
-	"github.com/storage-controller/storage-controller/internal/kube"
-	"github.com/storage-controller/storage-controller/internal/tools/clock"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
 
 // Clients read the cluster.
 type Clients struct {
-	Kubernetes kubernetes.Interface
-	Dynamic    dynamic.Interface  // for snapshots and ReferenceGrants
-	Metadata   metadata.Interface // for Secrets
-	Status     *http.Client       // for Request.StatusURL, see [statusz.NewClient]; nil sends no credentials
-	clock      *clock.Clock
-}
-
-// NewClients returns the clients for cfg.
-func NewClients(cfg *rest.Config) (Clients, error) {
-	c := Clients{clock: new(clock.Clock)}
-	cfg = rest.CopyConfig(cfg)
-	cfg.Wrap(c.clock.Observe)
-	var err, errDynamic, errMetadata error
-	c.Kubernetes, err = kubernetes.NewForConfig(cfg)
-	c.Dynamic, errDynamic = dynamic.NewForConfig(kube.ForCustomResources(cfg))
-	c.Metadata, errMetadata = metadata.NewForConfig(cfg)
-	return c, errors.Join(err, errDynamic, errMetadata)
+	apiread.Clients
+	Status *http.Client // for Request.StatusURL, see [statusz.NewClient]; nil sends no credentials
 }
 
 // The kinds that can be explained.
@@ -66,7 +45,7 @@ func Namespaced(kind string) bool {
 	return kind == KindPod || kind == KindClaim || kind == KindSnapshot
 }
 
-func (r Request) String() string { return objectName(r.Kind, r.Namespace, r.Name) }
+func (r Request) String() string { return apiread.Name(r.Kind, r.Namespace, r.Name) }
 
 // ErrNotFound reports that the object does not exist.
 var ErrNotFound = errors.New("not found")
@@ -74,7 +53,7 @@ var ErrNotFound = errors.New("not found")
 // Explain reads the object and everything related to it, and returns a report. It fails if the object itself cannot
 // be read; other failed reads are findings of the report.
 func Explain(ctx context.Context, clients Clients, request Request) (Report, error) {
-	g := &gatherer{Clients: clients, request: request, facts: &facts{reads: map[string]any{}}}
+	g := newGatherer(clients, request)
 	kinds := map[string]struct {
 		gather  func(context.Context) error
 		explain func(*facts) Report
@@ -98,16 +77,16 @@ func Explain(ctx context.Context, clients Clients, request Request) (Report, err
 		p.page, p.err = statusz.Read(ctx, cmp.Or(clients.Status, http.DefaultClient), p.url, false)
 		g.facts.process = p
 	}
-	g.facts.setNow(clients.clock.Now())
+	g.facts.setNow(clients.Clock.Now())
 	return kind.explain(g.facts), nil
 }
 
 // wrap returns the error of reading the object itself with its cause and a hint.
 func (r Request) wrap(err error) error {
 	switch {
-	case isUnserved(err) && r.Kind == KindSnapshot:
+	case apiread.IsUnserved(err) && r.Kind == KindSnapshot:
 		return fmt.Errorf("%v: the cluster does not serve this kind. Install the snapshot CRDs and the snapshot-controller", r)
-	case isUnserved(err): // every API server serves the kinds that can be explained
+	case apiread.IsUnserved(err): // every API server serves the kinds that can be explained
 		return fmt.Errorf("%v: the server is not a Kubernetes API server: %w. Check --kubeconfig and --master", r, err)
 	case apierrors.IsNotFound(err) && Namespaced(r.Kind):
 		return fmt.Errorf("%v: %w. Check the name and the namespace (-n)", r, ErrNotFound)
@@ -117,9 +96,4 @@ func (r Request) wrap(err error) error {
 		return fmt.Errorf("%v: permission denied: %w. Ask the cluster administrator for permission to get it", r, err)
 	}
 	return fmt.Errorf("%v: reading from the API server failed: %w. Check --kubeconfig and --master", r, err)
-}
-
-// isUnserved reports whether the API server does not serve a kind, as opposed to an object that does not exist.
-func isUnserved(err error) bool {
-	return apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }

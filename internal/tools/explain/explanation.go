@@ -13,7 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 
+	"github.com/storage-controller/storage-controller/internal/finalizers"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // topicEvents marks a failed read of the events, which the report shows in their place.
@@ -22,13 +24,33 @@ const topicEvents = "events"
 // explanation derives the findings of one report from facts.
 type explanation struct {
 	*facts
-	findings []Finding
+	findings []finding.Finding
 }
 
 // add appends a finding and returns it, to set the next step.
-func (e *explanation) add(s Severity, topic, format string, args ...any) *Finding {
-	e.findings = append(e.findings, Finding{Severity: s, Topic: topic, Sentence: fmt.Sprintf(format, args...)})
+func (e *explanation) add(s finding.Severity, topic, format string, args ...any) *finding.Finding {
+	e.findings = append(e.findings, finding.Finding{Severity: s, Topic: topic, Message: fmt.Sprintf(format, args...)})
 	return &e.findings[len(e.findings)-1]
+}
+
+func (e *explanation) ok(topic, format string, args ...any) *finding.Finding {
+	return e.add(finding.OK, topic, format, args...)
+}
+
+func (e *explanation) unknown(topic, format string, args ...any) *finding.Finding {
+	return e.add(finding.Unknown, topic, format, args...)
+}
+
+func (e *explanation) waiting(topic, format string, args ...any) *finding.Finding {
+	return e.add(finding.Waiting, topic, format, args...)
+}
+
+func (e *explanation) failing(topic, format string, args ...any) *finding.Finding {
+	return e.add(finding.Failing, topic, format, args...)
+}
+
+func (e *explanation) blocked(topic, format string, args ...any) *finding.Finding {
+	return e.add(finding.Blocked, topic, format, args...)
 }
 
 // report returns the report about object. rest is the next step if no finding has one.
@@ -41,11 +63,11 @@ func (e *explanation) report(kind string, object metav1.Object, state, rest stri
 	}
 	r := Report{
 		Kind: kind, Namespace: object.GetNamespace(), Name: object.GetName(), Driver: e.driver, State: state + ".",
-		Findings: e.findings, Finalizers: finalizersOf(kind, object.GetFinalizers(), drivers...), Events: e.reportEvents(),
+		Findings: e.findings, Finalizers: finalizers.Of(kind, object.GetFinalizers(), drivers...), Events: e.reportEvents(),
 	}
 	for _, f := range e.unread {
 		if f.Topic == topicEvents {
-			r.EventsUnknown = f.Sentence
+			r.EventsUnknown = f.Message
 		} else {
 			r.Findings = append(r.Findings, f)
 		}
@@ -56,17 +78,17 @@ func (e *explanation) report(kind string, object metav1.Object, state, rest stri
 
 // nextOf returns the next step of the worst finding that has one; otherwise rest, with a reservation if a finding is
 // unknown.
-func nextOf(findings []Finding, rest string) string {
-	best := Finding{Severity: Fine}
+func nextOf(findings []finding.Finding, rest string) string {
+	var best finding.Finding
 	for _, f := range findings {
-		if f.Next != "" && (best.Next == "" || ranks[f.Severity] > ranks[best.Severity]) {
+		if f.Next != "" && (best.Next == "" || f.Severity.Exceeds(best.Severity)) {
 			best = f
 		}
 	}
 	if best.Next != "" {
 		return best.Next
 	}
-	if slices.ContainsFunc(findings, func(f Finding) bool { return f.Severity == Unknown }) {
+	if finding.Count(findings, finding.Unknown) > 0 {
 		return "As far as known: " + rest
 	}
 	return rest
@@ -74,7 +96,7 @@ func nextOf(findings []Finding, rest string) string {
 
 // newestFirst returns the events sorted by the time they were last seen.
 func (f *facts) newestFirst() []*corev1.Event {
-	sorted := slices.Clone(f.events.value)
+	sorted := slices.Clone(f.events.Value)
 	slices.SortStableFunc(sorted, func(a, b *corev1.Event) int {
 		return cmp.Or(lastSeen(b).Compare(lastSeen(a).Time), cmp.Compare(a.Name, b.Name))
 	})
@@ -115,10 +137,10 @@ func explainLastError(e *explanation, role, failed, succeeded string) {
 	for _, event := range e.newestFirst() {
 		switch event.Reason {
 		case failed:
-			finding := e.failed("error", failureOfEvent(event, role), "Last error (%s)", count(int(max(event.Count, 1)), "time"))
+			added := e.failed("error", failureOfEvent(event, role), "Last error (%s)", finding.Plural(int(max(event.Count, 1)), "time"))
 			if e.isOutdated(event) {
-				finding.Severity, finding.Next = Waiting, ""
-				finding.Sentence += " The claim has changed since: its node was selected again, or is not selected any more."
+				added.Severity, added.Next = finding.Waiting, ""
+				added.Message += " The claim has changed since: its node was selected again, or is not selected any more."
 			}
 			return
 		case succeeded:
@@ -131,13 +153,13 @@ func explainLastError(e *explanation, role, failed, succeeded string) {
 // again: what the event reports may no longer hold.
 func (f *facts) isOutdated(event *corev1.Event) bool {
 	switch {
-	case event.InvolvedObject.Kind != KindClaim || slices.Contains(f.claim.value.Finalizers, kube.ProvisioningFinalizer):
+	case event.InvolvedObject.Kind != KindClaim || slices.Contains(f.claim.Value.Finalizers, kube.ProvisioningFinalizer):
 		return false // a recorded request does not change with the node
 	case f.waitsForPod():
 		return true
 	}
 	const selectedNode = `"f:` + storagehelpers.AnnSelectedNode + `"`
-	return slices.ContainsFunc(f.claim.value.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
+	return slices.ContainsFunc(f.claim.Value.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
 		return m.Time != nil && m.Time.After(lastSeen(event).Time) && m.FieldsV1 != nil &&
 			strings.Contains(m.FieldsV1.GetRawString(), selectedNode)
 	})

@@ -21,6 +21,8 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
@@ -31,30 +33,28 @@ type facts struct {
 	driver string // "" if unknown
 	// matching holds the results of nodesMatching by the text of the selector.
 	matching map[string][]*corev1.Node
-	// reads holds the results of reads by what was read. The claims of a pod share it.
-	reads map[string]any
 
-	pod        result[*corev1.Pod] // that is explained
+	pod        apiread.Result[*corev1.Pod] // that is explained
 	podClaims  []podClaim
-	claim      result[*corev1.PersistentVolumeClaim]
-	volume     result[*corev1.PersistentVolume]
-	attachment result[*storagev1.VolumeAttachment]
-	node       result[*corev1.Node]
-	csiNode    result[*storagev1.CSINode] // of node
+	claim      apiread.Result[*corev1.PersistentVolumeClaim]
+	volume     apiread.Result[*corev1.PersistentVolume]
+	attachment apiread.Result[*storagev1.VolumeAttachment]
+	node       apiread.Result[*corev1.Node]
+	csiNode    apiread.Result[*storagev1.CSINode] // of node
 
-	class      result[*storagev1.StorageClass]
-	classes    result[[]*storagev1.StorageClass] // only if the claim names no class
-	csiDriver  result[*storagev1.CSIDriver]
-	attributes result[*storagev1.VolumeAttributesClass] // that the claim requests, if it is not the current one
+	class      apiread.Result[*storagev1.StorageClass]
+	classes    apiread.Result[[]*storagev1.StorageClass] // only if the claim names no class
+	csiDriver  apiread.Result[*storagev1.CSIDriver]
+	attributes apiread.Result[*storagev1.VolumeAttributesClass] // that the claim requests, if it is not the current one
 	leases     []leaseFact
 	lost       []lostNode // only if a node does not exist or is being deleted
 
-	nodes       result[[]*corev1.Node]
-	csiNodes    result[[]*storagev1.CSINode]
-	pods        result[[]*corev1.Pod] // in the namespace of the claim
-	volumes     result[[]*corev1.PersistentVolume]
-	attachments result[[]*storagev1.VolumeAttachment]
-	capacities  result[[]*storagev1.CSIStorageCapacity] // of the class
+	nodes       apiread.Result[[]*corev1.Node]
+	csiNodes    apiread.Result[[]*storagev1.CSINode]
+	pods        apiread.Result[[]*corev1.Pod] // in the namespace of the claim
+	volumes     apiread.Result[[]*corev1.PersistentVolume]
+	attachments apiread.Result[[]*storagev1.VolumeAttachment]
+	capacities  apiread.Result[[]*storagev1.CSIStorageCapacity] // of the class
 
 	logical *logicalFact // only of TopoLVM
 
@@ -64,32 +64,32 @@ type facts struct {
 	sourceErr  error
 	snapshot   *snapshotFact // that is explained
 
-	events  result[[]*corev1.Event]
-	process *statusPage // nil: not requested
-	unread  []Finding   // reads that failed
+	events  apiread.Result[[]*corev1.Event]
+	process *statusPage       // nil: not requested
+	unread  []finding.Finding // reads that failed
 }
 
 // leaseFact holds the Leases of a role for a driver, of all namespaces.
 type leaseFact struct {
 	role, driver, name string
-	leases             result[[]*coordinationv1.Lease]
+	leases             apiread.Result[[]*coordinationv1.Lease]
 }
 
 // secretFact is a Secret that a class or a volume references.
 type secretFact struct {
 	Request
 	purposes []volumerules.Purpose
-	object   result[*metav1.PartialObjectMetadata]
+	object   apiread.Result[*metav1.PartialObjectMetadata]
 }
 
 // sourceFact is the data source of a claim.
 type sourceFact struct {
 	volumerules.Source
-	snapshot result[*snapshotv1.VolumeSnapshot]
-	content  result[*snapshotv1.VolumeSnapshotContent]
-	claim    result[*corev1.PersistentVolumeClaim]
-	volume   result[*corev1.PersistentVolume]
-	grants   result[[]*volumerules.Grant] // only for a source in another namespace
+	snapshot apiread.Result[*snapshotv1.VolumeSnapshot]
+	content  apiread.Result[*snapshotv1.VolumeSnapshotContent]
+	claim    apiread.Result[*corev1.PersistentVolumeClaim]
+	volume   apiread.Result[*corev1.PersistentVolume]
+	grants   apiread.Result[[]*volumerules.Grant] // only for a source in another namespace
 }
 
 // statusPage is the status page of a running process, or why it cannot be read.
@@ -112,15 +112,15 @@ func (f *facts) age(t time.Time) string { return duration.HumanDuration(max(f.no
 
 // waitsForPod reports whether the volume of the claim is provisioned only after a pod that uses it is scheduled.
 func (f *facts) waitsForPod() bool {
-	claim := f.claim.value
-	return claim.Spec.VolumeName == "" && claim.Annotations[storagehelpers.AnnSelectedNode] == "" && f.class.found &&
-		kube.WaitsForFirstConsumer(f.class.value)
+	claim := f.claim.Value
+	return claim.Spec.VolumeName == "" && claim.Annotations[storagehelpers.AnnSelectedNode] == "" && f.class.Found &&
+		kube.WaitsForFirstConsumer(f.class.Value)
 }
 
 // podsUsing returns the pods that use the claim and have not ended, sorted by name.
 func (f *facts) podsUsing() []*corev1.Pod {
-	using := slices.DeleteFunc(slices.Clone(f.pods.value), func(p *corev1.Pod) bool {
-		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed || !kube.UsesClaim(p, f.claim.value)
+	using := slices.DeleteFunc(slices.Clone(f.pods.Value), func(p *corev1.Pod) bool {
+		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed || !kube.UsesClaim(p, f.claim.Value)
 	})
 	slices.SortFunc(using, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 	return using
@@ -128,15 +128,15 @@ func (f *facts) podsUsing() []*corev1.Pod {
 
 // volumeHandle returns the ID of the volume at the driver; "" if unknown.
 func (f *facts) volumeHandle() string {
-	if f.volume.found && f.volume.value.Spec.CSI != nil {
-		return f.volume.value.Spec.CSI.VolumeHandle
+	if f.volume.Found && f.volume.Value.Spec.CSI != nil {
+		return f.volume.Value.Spec.CSI.VolumeHandle
 	}
 	return ""
 }
 
 // attaches reports whether volumes of the driver are attached; true if unknown.
 func (f *facts) attaches() bool {
-	return !f.csiDriver.found || ptr.Deref(f.csiDriver.value.Spec.AttachRequired, true)
+	return !f.csiDriver.Found || ptr.Deref(f.csiDriver.Value.Spec.AttachRequired, true)
 }
 
 // namesOf returns the names of objects.
@@ -151,8 +151,8 @@ func namesOf[T metav1.Object](objects []T) []string {
 // driversOfNode returns the drivers that are registered on a node or have volumes only there, sorted.
 func (f *facts) driversOfNode(name string) []string {
 	var drivers []string
-	if f.csiNode.found {
-		for _, d := range f.csiNode.value.Spec.Drivers {
+	if f.csiNode.Found {
+		for _, d := range f.csiNode.Value.Spec.Drivers {
 			drivers = append(drivers, d.Name)
 		}
 	}
@@ -167,8 +167,8 @@ func (f *facts) driversOfNode(name string) []string {
 // volumes without a matching node whose affinity names it or the value of its record.
 func (f *facts) volumesOfNode(name string) []*corev1.PersistentVolume {
 	var local []*corev1.PersistentVolume
-	for _, pv := range f.volumes.value {
-		if pv.Spec.CSI == nil || requiredAffinity(pv) == nil || !f.nodes.found {
+	for _, pv := range f.volumes.Value {
+		if pv.Spec.CSI == nil || requiredAffinity(pv) == nil || !f.nodes.Found {
 			continue
 		}
 		hosts := f.nodesOf(pv)
@@ -213,7 +213,7 @@ func (f *facts) nodesMatching(selector *corev1.NodeSelector) []*corev1.Node {
 	}
 	var nodes []*corev1.Node
 	parsed := nodeaffinity.NewLazyErrorNodeSelector(selector)
-	for _, node := range f.nodes.value {
+	for _, node := range f.nodes.Value {
 		if ok, err := parsed.Match(node); err == nil && ok {
 			nodes = append(nodes, node)
 		}

@@ -12,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 )
 
 // failure is an error that was read: from a status, an event or the status page. [explanation.failed] is the only way to report an
@@ -61,7 +63,7 @@ func (f failure) next() string {
 }
 
 // failed adds a finding about f. The text before the error says what failed.
-func (e *explanation) failed(topic string, f failure, format string, args ...any) *Finding {
+func (e *explanation) failed(topic string, f failure, format string, args ...any) *finding.Finding {
 	what := fmt.Sprintf(format, args...)
 	switch {
 	case f.condition != "":
@@ -69,9 +71,9 @@ func (e *explanation) failed(topic string, f failure, format string, args ...any
 	case !f.at.IsZero():
 		what += " " + e.age(f.at) + " ago"
 	}
-	finding := e.add(Failing, topic, "%s: %s", what, sentence(cmp.Or(f.text, "the error has no text")))
-	finding.Next = f.next()
-	return finding
+	added := e.failing(topic, "%s: %s", what, sentence(cmp.Or(f.text, "the error has no text")))
+	added.Next = f.next()
+	return added
 }
 
 // failureOfEvent returns the error that an event reports. role is the component that sends such events.

@@ -21,6 +21,8 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/internal/workloop"
@@ -30,17 +32,20 @@ import (
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func TestNextIsOfTheWorstFinding(t *testing.T) {
+	of := func(severity finding.Severity, next string) finding.Finding {
+		return finding.Finding{Severity: severity, Next: next}
+	}
 	for name, test := range map[string]struct {
-		findings []Finding
+		findings []finding.Finding
 		want     string
 	}{
 		"none":                  {nil, "rest"},
-		"none with a next step": {[]Finding{{Blocked, "a", "", "", ""}}, "rest"},
-		"one is unknown":        {[]Finding{{Unknown, "a", "", "", ""}, {Fine, "b", "", "", ""}}, "As far as known: rest"},
-		"the worst": {[]Finding{{Waiting, "a", "", "one", ""}, {Blocked, "b", "", "two", ""}, {Failing, "c", "", "three", ""}},
+		"none with a next step": {[]finding.Finding{of(finding.Blocked, "")}, "rest"},
+		"one is unknown":        {[]finding.Finding{of(finding.Unknown, ""), of(finding.OK, "")}, "As far as known: rest"},
+		"the worst": {[]finding.Finding{of(finding.Waiting, "one"), of(finding.Blocked, "two"), of(finding.Failing, "three")},
 			"two"},
-		"the first of equals":                {[]Finding{{Failing, "a", "", "one", ""}, {Failing, "b", "", "two", ""}}, "one"},
-		"one without a next step is skipped": {[]Finding{{Waiting, "a", "", "one", ""}, {Blocked, "b", "", "", ""}}, "one"},
+		"the first of equals":                {[]finding.Finding{of(finding.Failing, "one"), of(finding.Failing, "two")}, "one"},
+		"one without a next step is skipped": {[]finding.Finding{of(finding.Waiting, "one"), of(finding.Blocked, "")}, "one"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := nextOf(test.findings, "rest"); got != test.want {
@@ -62,30 +67,31 @@ func TestWhoHoldsALease(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		lease    *coordinationv1.Lease
-		severity Severity
+		severity finding.Severity
 		want     string
 		former   *coordinationv1.Lease // of the same name in another namespace
 	}{
-		"ours": {lease("pod", time.Second, "csi-provisioner", "storage-controller"), Fine,
+		"ours": {lease("pod", time.Second, "csi-provisioner", "storage-controller"), finding.OK,
 			`is "pod" (storage-controller), which holds`, nil},
-		"back to the sidecar": {lease("pod", time.Second, "storage-controller", "csi-provisioner"), Fine,
+		"back to the sidecar": {lease("pod", time.Second, "storage-controller", "csi-provisioner"), finding.OK,
 			"(sidecar csi-provisioner), which holds", nil},
-		"another program":   {lease("pod", time.Second, "kubectl-edit"), Fine, "(kubectl-edit), which holds", nil},
-		"no managed fields": {lease("pod", time.Second), Fine, `is "pod", which holds Lease`, nil},
-		"released":          {lease("", time.Second), Blocked, "Lease ns/l has no holder", nil},
-		"expired":           {lease("pod", 17*time.Second), Blocked, "has expired (last renewed 17s ago)", nil},
-		"just in time":      {lease("pod", 16*time.Second), Fine, "which holds", nil},
-		"expired elsewhere": {lease("pod", time.Second), Fine, "which holds", lease("pod", time.Hour)},
+		"another program":   {lease("pod", time.Second, "kubectl-edit"), finding.OK, "(kubectl-edit), which holds", nil},
+		"no managed fields": {lease("pod", time.Second), finding.OK, `is "pod", which holds Lease`, nil},
+		"released":          {lease("", time.Second), finding.Blocked, "Lease ns/l has no holder", nil},
+		"expired":           {lease("pod", 17*time.Second), finding.Blocked, "has expired (last renewed 17s ago)", nil},
+		"just in time":      {lease("pod", 16*time.Second), finding.OK, "which holds", nil},
+		"expired elsewhere": {lease("pod", time.Second), finding.OK, "which holds", lease("pod", time.Hour)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &explanation{facts: &facts{now: now}}
-			e.leases = []leaseFact{{role: roleProvisioner, driver: "d", name: "l", leases: found([]*coordinationv1.Lease{test.lease})}}
+			e.leases = []leaseFact{{role: roleProvisioner, driver: "d", name: "l",
+				leases: apiread.Found([]*coordinationv1.Lease{test.lease})}}
 			if test.former != nil {
-				e.leases[0].leases.value = append(e.leases[0].leases.value, test.former)
+				e.leases[0].leases.Value = append(e.leases[0].leases.Value, test.former)
 			}
 			explainLeases(e)
 			got := e.findings
-			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Sentence, test.want) {
+			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Message, test.want) {
 				t.Errorf("got %+v", got)
 			}
 		})
@@ -96,12 +102,12 @@ func TestWhoHoldsALease(t *testing.T) {
 func claimOf(size string) *facts {
 	class, requests := "fast", corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}
 	return &facts{now: now, driver: "d",
-		claim: found(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"},
+		claim: apiread.Found(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"},
 			Spec: corev1.PersistentVolumeClaimSpec{
 				StorageClassName: &class, Resources: corev1.VolumeResourceRequirements{Requests: requests},
 			}}),
-		class:     found(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: "d"}),
-		csiDriver: found(&storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)}}),
+		class:     apiread.Found(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: class}, Provisioner: "d"}),
+		csiDriver: apiread.Found(&storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)}}),
 	}
 }
 
@@ -116,32 +122,33 @@ func TestCapacity(t *testing.T) {
 		}
 		return c
 	}
-	node := found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"zone": "a"}}})
+	node := apiread.Found(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"zone": "a"}}})
 	for name, test := range map[string]struct {
 		have     []*storagev1.CSIStorageCapacity
 		selected string
-		severity Severity
+		severity finding.Severity
 		want     string
 	}{
-		"enough": {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "")}, "", Fine,
+		"enough": {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "")}, "", finding.OK,
 			"Sufficient capacity in the cluster"},
-		"enough elsewhere only": {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", ""), capacity("a", "1Gi", "")}, "n", Failing,
+		"enough elsewhere only": {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", ""), capacity("a", "1Gi", "")}, "n", finding.Failing,
 			`Insufficient capacity for node "n"`},
-		"no object for the node": {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", "")}, "n", Failing, "No CSIStorageCapacity"},
-		"no object":              {nil, "", Failing, "No CSIStorageCapacity"},
-		"the largest volume counts": {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "2Gi")}, "n", Failing,
+		"no object for the node": {[]*storagev1.CSIStorageCapacity{capacity("b", "9Gi", "")}, "n", finding.Failing,
+			"No CSIStorageCapacity"},
+		"no object": {nil, "", finding.Failing, "No CSIStorageCapacity"},
+		"the largest volume counts": {[]*storagev1.CSIStorageCapacity{capacity("a", "9Gi", "2Gi")}, "n", finding.Failing,
 			"available capacity for one volume is 2Gi"},
-		"accessible from no node": {[]*storagev1.CSIStorageCapacity{capacity("", "9Gi", "")}, "", Failing, "No CSIStorageCapacity"},
+		"accessible from no node": {[]*storagev1.CSIStorageCapacity{capacity("", "9Gi", "")}, "", finding.Failing, "No CSIStorageCapacity"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
-			if f.capacities = found(test.have); test.selected != "" {
+			if f.capacities = apiread.Found(test.have); test.selected != "" {
 				f.node = node
 			}
 			e := &explanation{facts: f}
 			explainCapacity(e)
 			got := e.findings
-			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Sentence, test.want) {
+			if len(got) != 1 || got[0].Severity != test.severity || !strings.Contains(got[0].Message, test.want) {
 				t.Errorf("got %+v", got)
 			}
 		})
@@ -156,7 +163,7 @@ func TestCapacity(t *testing.T) {
 // decoded returns object as a T.
 func decoded[T any](t *testing.T, object map[string]any) *T {
 	t.Helper()
-	typed, err := decode[T](object)
+	typed, err := apiread.Decode[T](object)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,8 +171,8 @@ func decoded[T any](t *testing.T, object map[string]any) *T {
 }
 
 func TestSources(t *testing.T) {
-	grants := func(from string) result[[]*volumerules.Grant] {
-		return found([]*volumerules.Grant{decoded[volumerules.Grant](t, map[string]any{"spec": map[string]any{
+	grants := func(from string) apiread.Result[[]*volumerules.Grant] {
+		return apiread.Found([]*volumerules.Grant{decoded[volumerules.Grant](t, map[string]any{"spec": map[string]any{
 			"from": []any{map[string]any{"group": "", "kind": "PersistentVolumeClaim", "namespace": from}},
 			"to":   []any{map[string]any{"group": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s"}},
 		}})})
@@ -173,49 +180,50 @@ func TestSources(t *testing.T) {
 	object := func(spec, status map[string]any) map[string]any {
 		return map[string]any{"metadata": map[string]any{"name": "s", "namespace": "other", "uid": "u"}, "spec": spec, "status": status}
 	}
-	snapshot := func(ready bool) result[*snapshotv1.VolumeSnapshot] {
-		return found(decoded[snapshotv1.VolumeSnapshot](t,
+	snapshot := func(ready bool) apiread.Result[*snapshotv1.VolumeSnapshot] {
+		return apiread.Found(decoded[snapshotv1.VolumeSnapshot](t,
 			object(nil, map[string]any{"boundVolumeSnapshotContentName": "c", "readyToUse": ready})))
 	}
-	content := func(driver, mode string) result[*snapshotv1.VolumeSnapshotContent] {
+	content := func(driver, mode string) apiread.Result[*snapshotv1.VolumeSnapshotContent] {
 		spec := map[string]any{"driver": driver, "volumeSnapshotRef": map[string]any{"name": "s", "namespace": "other", "uid": "u"}}
 		if mode != "" {
 			spec["sourceVolumeMode"] = mode
 		}
-		return found(decoded[snapshotv1.VolumeSnapshotContent](t, object(spec, map[string]any{"snapshotHandle": "h"})))
+		return apiread.Found(decoded[snapshotv1.VolumeSnapshotContent](t, object(spec, map[string]any{"snapshotHandle": "h"})))
 	}
-	noContent := result[*snapshotv1.VolumeSnapshotContent]{missing: true}
+	noContent := apiread.Result[*snapshotv1.VolumeSnapshotContent]{Missing: true}
 	from := volumerules.Source{Kind: "VolumeSnapshot", Namespace: "other", Name: "s"}
 	for name, test := range map[string]struct {
 		source   sourceFact
-		severity Severity
+		severity finding.Severity
 		want     string
 	}{
-		"no grant": {sourceFact{Source: from, grants: grants("stranger")}, Blocked,
+		"no grant": {sourceFact{Source: from, grants: grants("stranger")}, finding.Blocked,
 			`No ReferenceGrant in namespace "other" allows claims of namespace "ns" to use VolumeSnapshot other/s.`},
-		"a grant": {sourceFact{Source: from, grants: grants("ns")}, Fine,
+		"a grant": {sourceFact{Source: from, grants: grants("ns")}, finding.OK,
 			`A ReferenceGrant in namespace "other" allows the claim`},
-		"no such kind": {sourceFact{Source: from, snapshot: result[*snapshotv1.VolumeSnapshot]{missing: true, unserved: true}}, Blocked,
+		"no such kind": {sourceFact{Source: from, snapshot: apiread.Result[*snapshotv1.VolumeSnapshot]{Missing: true, Unserved: true}},
+			finding.Blocked,
 			"the cluster does not serve this kind"},
-		"no content": {sourceFact{Source: from, snapshot: snapshot(true), content: noContent}, Failing,
+		"no content": {sourceFact{Source: from, snapshot: snapshot(true), content: noContent}, finding.Failing,
 			"VolumeSnapshotContent of VolumeSnapshot other/s not found."},
-		"mode conversion": {sourceFact{Source: from, snapshot: snapshot(true), content: content("d", "Block")}, Failing,
+		"mode conversion": {sourceFact{Source: from, snapshot: snapshot(true), content: content("d", "Block")}, finding.Failing,
 			"--prevent-volume-mode-conversion=false: volume mode Filesystem of the claim differs from Block of the snapshot"},
-		"foreign": {sourceFact{Source: from, snapshot: snapshot(true), content: content("e", "")}, Failing,
+		"foreign": {sourceFact{Source: from, snapshot: snapshot(true), content: content("e", "")}, finding.Failing,
 			`it belongs to driver "e", not to "d".`},
-		"ready": {sourceFact{Source: from, snapshot: snapshot(true), content: content("d", "")}, Fine,
+		"ready": {sourceFact{Source: from, snapshot: snapshot(true), content: content("d", "")}, finding.OK,
 			"VolumeSnapshot other/s is ready to be restored."},
-		"not ready": {sourceFact{Source: from, snapshot: snapshot(false), content: content("d", "")}, Failing,
+		"not ready": {sourceFact{Source: from, snapshot: snapshot(false), content: content("d", "")}, finding.Failing,
 			"it is not ready to use yet."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
-			f.claim.value.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeFilesystem)
+			f.claim.Value.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeFilesystem)
 			f.source = &test.source
 			e := &explanation{facts: f}
 			explainDataSource(e)
 			for _, got := range e.findings {
-				if got.Severity == test.severity && strings.Contains(got.Sentence, test.want) {
+				if got.Severity == test.severity && strings.Contains(got.Message, test.want) {
 					return
 				}
 			}
@@ -224,15 +232,16 @@ func TestSources(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		change func(*facts)
-		want   []Severity
+		want   []finding.Severity
 	}{
-		"a populator": {func(f *facts) { f.sourceErr = fmt.Errorf("data source x: %w", volumerules.ErrPopulator) }, []Severity{Waiting}},
-		"unread":      {func(f *facts) { f.source = &sourceFact{Source: from} }, nil},
+		"a populator": {func(f *facts) { f.sourceErr = fmt.Errorf("data source x: %w", volumerules.ErrPopulator) },
+			[]finding.Severity{finding.Waiting}},
+		"unread": {func(f *facts) { f.source = &sourceFact{Source: from} }, nil},
 	} {
 		e := &explanation{facts: claimOf("5Gi")}
 		test.change(e.facts)
 		explainDataSource(e)
-		var got []Severity
+		var got []finding.Severity
 		for _, f := range e.findings {
 			got = append(got, f.Severity)
 		}
@@ -262,11 +271,11 @@ func TestProcess(t *testing.T) {
 		e := &explanation{facts: f}
 		explainProcess(e, []string{"provisioner"}, inQueues("ns/c", "claims"), "pvc-1", "")
 		for _, x := range e.findings {
-			fmt.Fprintln(&b, x.Severity, x.Sentence)
+			fmt.Fprintln(&b, x.Severity, x.Message)
 		}
 		return b.String()
 	}
-	const want = `fine The provisioner at u is a standby: "other" holds Lease ns/l. Query that replica.
+	const want = `ok The provisioner at u is a standby: "other" holds Lease ns/l. Query that replica.
 blocked The driver is not ready: connection refused.
 waiting CreateVolume for "pvc-1" has been in flight for 5s.
 failing CreateVolume for "pvc-1" failed 59s ago after 1s with Internal: a b.
@@ -283,7 +292,7 @@ failing 4 failed attempts in a row (queue claims, stage indeterminate), next att
 	many := workloop.Status{Name: "claims", Failing: make([]workloop.Failing, 100), Failures: 2500}
 	for queue, want := range map[string]string{
 		"claims":  "unknown The process at u shows 100 of 2500 keys in back-off in queue claims, and none of this object.\n",
-		"volumes": "fine The process at u reports no running or failed attempt for this object.\n",
+		"volumes": "ok The process at u reports no running or failed attempt for this object.\n",
 	} {
 		many.Name = queue
 		cut := &statusPage{url: "u", page: statusz.Page{Program: "x", Loops: []workloop.Status{many}}}
@@ -324,7 +333,8 @@ func TestAttempts(t *testing.T) {
 			for _, key := range []string{tt.key, "another"} {
 				loop := workloop.Status{Name: queue, Failing: []workloop.Failing{{Key: key, Error: "forbidden"}}}
 				process := &statusPage{page: statusz.Page{Now: now, Loops: []workloop.Status{loop}}}
-				r := explain(&facts{now: now, driver: "drv", process: process, lost: lost, claim: found(claim), volume: found(pv)})
+				r := explain(&facts{now: now, driver: "drv", process: process, lost: lost, claim: apiread.Found(claim),
+					volume: apiread.Found(pv)})
 				if got := fmt.Sprint(r.Findings); strings.Contains(got, "forbidden") != (key == tt.key) {
 					t.Errorf("%s, %d, key %s: %s", queue, i, key, got)
 				}
@@ -335,8 +345,8 @@ func TestAttempts(t *testing.T) {
 
 // TestNothingKnown explains objects without any other fact.
 func TestNothingKnown(t *testing.T) {
-	f := &facts{now: now, claim: found(&corev1.PersistentVolumeClaim{}), volume: found(&corev1.PersistentVolume{}),
-		attachment: found(&storagev1.VolumeAttachment{}), node: found(&corev1.Node{})}
+	f := &facts{now: now, claim: apiread.Found(&corev1.PersistentVolumeClaim{}), volume: apiread.Found(&corev1.PersistentVolume{}),
+		attachment: apiread.Found(&storagev1.VolumeAttachment{}), node: apiread.Found(&corev1.Node{})}
 	for _, r := range []Report{explainClaim(f), explainVolume(f), explainAttachment(f), explainNode(f, "n"), explainNode(&facts{}, "n")} {
 		if r.Next == "" || r.State == "" || r.Finalizers == nil || r.Events == nil {
 			t.Errorf("got %+v", r)

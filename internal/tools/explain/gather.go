@@ -7,7 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
+	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -21,12 +21,15 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/attacher"
-	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 	"github.com/storage-controller/storage-controller/nodecontroller"
 	"github.com/storage-controller/storage-controller/provisioner"
+	"github.com/storage-controller/storage-controller/resizer"
+	"github.com/storage-controller/storage-controller/snapshotter"
 )
 
 // The roles whose Leases are read.
@@ -43,11 +46,8 @@ const componentKubelet = "kubelet"
 
 // Resources that are read without typed clients.
 var (
-	snapshots        = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}
-	snapshotContents = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
-	snapshotClasses  = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"}
-	referenceGrants  = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1beta1", Resource: "referencegrants"}
-	secrets          = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	referenceGrants = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1beta1", Resource: "referencegrants"}
+	secrets         = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 )
 
 // gatherer reads the facts about one object.
@@ -55,24 +55,48 @@ type gatherer struct {
 	Clients
 	request Request
 	facts   *facts
+	reader  *apiread.Reader
+}
+
+// readTimeout bounds each request.
+const readTimeout = 15 * time.Second
+
+func newGatherer(clients Clients, request Request) *gatherer {
+	g := &gatherer{Clients: clients, request: request, facts: &facts{}}
+	g.reader = apiread.New(readTimeout, g.addUnread)
+	return g
+}
+
+// about returns a gatherer of the facts about another object, which shares the results of reads.
+func (g *gatherer) about(request Request) *gatherer {
+	other := newGatherer(g.Clients, request)
+	other.reader = g.reader.With(other.addUnread)
+	return other
+}
+
+func (g *gatherer) addUnread(f finding.Finding) { g.facts.unread = append(g.facts.unread, f) }
+
+// get reads the object with the name in target.
+func get[T any](ctx context.Context, g *gatherer, topic string, target Request, request apiread.Getter[T]) apiread.Result[T] {
+	return apiread.Get(ctx, g.reader, apiread.Query{Topic: topic, What: target.String()}, target.Name, request)
 }
 
 func (g *gatherer) gatherClaim(ctx context.Context) error {
 	f := g.facts
-	claim, err := g.Kubernetes.CoreV1().PersistentVolumeClaims(g.request.Namespace).Get(ctx, g.request.Name, metav1.GetOptions{})
-	if err != nil {
-		return g.request.wrap(err)
+	f.claim = g.claim(ctx, g.request.Namespace, g.request.Name)
+	if !f.claim.Found {
+		return g.request.wrap(f.claim.Err)
 	}
-	f.claim = found(claim)
+	claim := f.claim.Value
 	volume := claim.Spec.VolumeName
 	if volume == "" {
 		volume = provisioner.DefaultVolumeName(claim.UID)
 	}
 	f.volume = g.volume(ctx, volume)
 	g.class(ctx, claim)
-	f.driver = driverOfClaim(claim, f.class.value)
-	if f.volume.found && (f.driver == "" || claim.Spec.VolumeName != "") {
-		f.driver = migration.DriverOfVolume(f.volume.value)
+	f.driver = driverOfClaim(claim, f.class.Value)
+	if f.volume.Found && (f.driver == "" || claim.Spec.VolumeName != "") {
+		f.driver = migration.DriverOfVolume(f.volume.Value)
 	}
 	roles := []string{roleProvisioner}
 	if claim.Spec.VolumeName != "" {
@@ -85,13 +109,13 @@ func (g *gatherer) gatherClaim(ctx context.Context) error {
 	if f.driver != "" {
 		g.driver(ctx, roles...)
 	}
-	if isNeeded := claim.DeletionTimestamp != nil || claim.Spec.VolumeName != "" || f.waitsForPod(); isNeeded && !f.pods.found {
-		f.pods = list[*corev1.Pod](ctx, f, "pod", fmt.Sprintf("Pods in namespace %q", claim.Namespace),
-			g.Kubernetes.CoreV1().Pods(claim.Namespace).List)
+	if isNeeded := claim.DeletionTimestamp != nil || claim.Spec.VolumeName != "" || f.waitsForPod(); isNeeded && !f.pods.Found {
+		f.pods = apiread.List[*corev1.Pod](ctx, g.reader, apiread.Query{Topic: "pod",
+			What: fmt.Sprintf("Pods in namespace %q", claim.Namespace)}, g.Kubernetes.CoreV1().Pods(claim.Namespace).List)
 	}
 	switch {
-	case f.volume.found && claim.Spec.VolumeName != "":
-		g.ofVolume(ctx, f.volume.value)
+	case f.volume.Found && claim.Spec.VolumeName != "":
+		g.ofVolume(ctx, f.volume.Value)
 	case claim.Spec.VolumeName != "":
 		g.attachmentsOf(ctx, claim.Spec.VolumeName)
 	default:
@@ -106,7 +130,7 @@ func (g *gatherer) gatherClaim(ctx context.Context) error {
 func (g *gatherer) attributes(ctx context.Context, claim *corev1.PersistentVolumeClaim) {
 	name := ptr.Deref(claim.Spec.VolumeAttributesClassName, "")
 	if name != "" && name != ptr.Deref(claim.Status.CurrentVolumeAttributesClassName, "") {
-		g.facts.attributes = get(ctx, g.facts, "attributes", Request{Kind: kube.KindVolumeAttributesClass, Name: name},
+		g.facts.attributes = get(ctx, g, "attributes", Request{Kind: kube.KindVolumeAttributesClass, Name: name},
 			g.Kubernetes.StorageV1().VolumeAttributesClasses().Get)
 	}
 }
@@ -116,11 +140,12 @@ func (g *gatherer) class(ctx context.Context, claim *corev1.PersistentVolumeClai
 	classes := g.Kubernetes.StorageV1().StorageClasses()
 	name := storagehelpers.GetPersistentVolumeClaimClass(claim)
 	switch {
-	case claim.Spec.VolumeName != "" && g.facts.volume.found:
+	case claim.Spec.VolumeName != "" && g.facts.volume.Found:
 	case name != "":
-		g.facts.class = get(ctx, g.facts, "class", Request{Kind: "StorageClass", Name: name}, classes.Get)
+		g.facts.class = get(ctx, g, "class", Request{Kind: "StorageClass", Name: name}, classes.Get)
 	case claim.Spec.StorageClassName == nil:
-		g.facts.classes = list[*storagev1.StorageClass](ctx, g.facts, "class", "StorageClasses", classes.List)
+		g.facts.classes = apiread.List[*storagev1.StorageClass](ctx, g.reader, apiread.Query{Topic: "class", What: "StorageClasses"},
+			classes.List)
 	}
 }
 
@@ -129,12 +154,12 @@ func (g *gatherer) provisioning(ctx context.Context, claim *corev1.PersistentVol
 	f := g.facts
 	if name := claim.Annotations[storagehelpers.AnnSelectedNode]; name != "" {
 		g.node(ctx, name)
-	} else if f.class.found && len(f.class.value.AllowedTopologies) > 0 {
+	} else if f.class.Found && len(f.class.Value.AllowedTopologies) > 0 {
 		g.listNodes(ctx)
 	}
-	if f.class.found {
+	if f.class.Found {
 		var secrets volumerules.Secrets
-		secrets, f.secretsErr = volumerules.ResolveSecrets(f.class.value.Parameters, volumerules.SecretScope{
+		secrets, f.secretsErr = volumerules.ResolveSecrets(f.class.Value.Parameters, volumerules.SecretScope{
 			Volume: volume, Claim: claim.Name, Namespace: claim.Namespace, Annotations: claim.Annotations,
 		})
 		g.secrets(ctx, secrets)
@@ -151,23 +176,24 @@ func (g *gatherer) provisioning(ctx context.Context, claim *corev1.PersistentVol
 // scheduler selects the node.
 func (g *gatherer) capacities(ctx context.Context) {
 	f := g.facts
-	if !f.csiDriver.found || !ptr.Deref(f.csiDriver.value.Spec.StorageCapacity, false) || !kube.WaitsForFirstConsumer(f.class.value) {
+	if !f.csiDriver.Found || !ptr.Deref(f.csiDriver.Value.Spec.StorageCapacity, false) || !kube.WaitsForFirstConsumer(f.class.Value) {
 		return
 	}
-	f.capacities = list[*storagev1.CSIStorageCapacity](ctx, f, "capacity", "CSIStorageCapacities",
+	f.capacities = apiread.List[*storagev1.CSIStorageCapacity](ctx, g.reader,
+		apiread.Query{Topic: "capacity", What: "CSIStorageCapacities"},
 		g.Kubernetes.StorageV1().CSIStorageCapacities(metav1.NamespaceAll).List)
-	f.capacities.value = slices.DeleteFunc(slices.Clone(f.capacities.value), func(c *storagev1.CSIStorageCapacity) bool {
-		return c.StorageClassName != f.class.value.Name
+	f.capacities.Value = slices.DeleteFunc(slices.Clone(f.capacities.Value), func(c *storagev1.CSIStorageCapacity) bool {
+		return c.StorageClassName != f.class.Value.Name
 	})
 }
 
 func (g *gatherer) gatherVolume(ctx context.Context) error {
 	f := g.facts
-	pv, err := g.Kubernetes.CoreV1().PersistentVolumes().Get(ctx, g.request.Name, metav1.GetOptions{})
-	if err != nil {
-		return g.request.wrap(err)
+	f.volume = g.volume(ctx, g.request.Name)
+	if !f.volume.Found {
+		return g.request.wrap(f.volume.Err)
 	}
-	f.volume = found(pv)
+	pv := f.volume.Value
 	f.driver = migration.DriverOfVolume(pv)
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		f.claim = g.claim(ctx, ref.Namespace, ref.Name)
@@ -189,7 +215,7 @@ func (g *gatherer) ofVolume(ctx context.Context, pv *corev1.PersistentVolume) {
 		return
 	}
 	g.listNodes(ctx)
-	if g.facts.nodes.found && slices.ContainsFunc(g.facts.nodesOf(pv), func(n *corev1.Node) bool { return n.DeletionTimestamp == nil }) {
+	if g.facts.nodes.Found && slices.ContainsFunc(g.facts.nodesOf(pv), func(n *corev1.Node) bool { return n.DeletionTimestamp == nil }) {
 		return
 	}
 	g.lostNodes(ctx)
@@ -197,46 +223,57 @@ func (g *gatherer) ofVolume(ctx context.Context, pv *corev1.PersistentVolume) {
 
 func (g *gatherer) gatherAttachment(ctx context.Context) error {
 	f := g.facts
-	va, err := g.Kubernetes.StorageV1().VolumeAttachments().Get(ctx, g.request.Name, metav1.GetOptions{})
-	if err != nil {
-		return g.request.wrap(err)
+	f.attachment = get(ctx, g, "attachment", g.request, g.Kubernetes.StorageV1().VolumeAttachments().Get)
+	if !f.attachment.Found {
+		return g.request.wrap(f.attachment.Err)
 	}
-	f.attachment = found(va)
+	va := f.attachment.Value
 	f.driver = va.Spec.Attacher
 	g.driver(ctx, roleAttacher)
 	g.node(ctx, va.Spec.NodeName)
 	if name := volumeOf(va); name != "" {
 		f.volume = g.volume(ctx, name)
 		g.attachmentsOf(ctx, name)
-		if f.volume.found {
-			g.secrets(ctx, volumerules.Secrets{ControllerPublish: volumerules.SecretsOfVolume(f.volume.value).ControllerPublish})
+		if f.volume.Found {
+			g.secrets(ctx, volumerules.Secrets{ControllerPublish: volumerules.SecretsOfVolume(f.volume.Value).ControllerPublish})
 		}
 	}
 	g.events(ctx, metav1.NamespaceDefault, string(va.UID))
 	return nil
 }
 
-func (g *gatherer) claim(ctx context.Context, namespace, name string) result[*corev1.PersistentVolumeClaim] {
-	return get(ctx, g.facts, "claim", Request{Kind: KindClaim, Namespace: namespace, Name: name},
+func (g *gatherer) claim(ctx context.Context, namespace, name string) apiread.Result[*corev1.PersistentVolumeClaim] {
+	return get(ctx, g, "claim", Request{Kind: KindClaim, Namespace: namespace, Name: name},
 		g.Kubernetes.CoreV1().PersistentVolumeClaims(namespace).Get)
 }
 
-func (g *gatherer) volume(ctx context.Context, name string) result[*corev1.PersistentVolume] {
-	return get(ctx, g.facts, "volume", Request{Kind: KindVolume, Name: name}, g.Kubernetes.CoreV1().PersistentVolumes().Get)
+func (g *gatherer) volume(ctx context.Context, name string) apiread.Result[*corev1.PersistentVolume] {
+	return get(ctx, g, "volume", Request{Kind: KindVolume, Name: name}, g.Kubernetes.CoreV1().PersistentVolumes().Get)
 }
 
-func (g *gatherer) csiNode(ctx context.Context, name string) result[*storagev1.CSINode] {
-	return get(ctx, g.facts, "node", Request{Kind: "CSINode", Name: name}, g.Kubernetes.StorageV1().CSINodes().Get)
+func (g *gatherer) snapshot(ctx context.Context, topic, namespace, name string) apiread.Result[*snapshotv1.VolumeSnapshot] {
+	return get(ctx, g, topic, Request{Kind: kube.KindSnapshot, Namespace: namespace, Name: name},
+		apiread.Typed[snapshotv1.VolumeSnapshot](g.Dynamic.Resource(apiread.Snapshots).Namespace(namespace)))
+}
+
+func (g *gatherer) content(ctx context.Context, topic, name string) apiread.Result[*snapshotv1.VolumeSnapshotContent] {
+	return get(ctx, g, topic, Request{Kind: kindContent, Name: name},
+		apiread.Typed[snapshotv1.VolumeSnapshotContent](g.Dynamic.Resource(apiread.SnapshotContents)))
+}
+
+func (g *gatherer) csiNode(ctx context.Context, name string) apiread.Result[*storagev1.CSINode] {
+	return get(ctx, g, "node", Request{Kind: "CSINode", Name: name}, g.Kubernetes.StorageV1().CSINodes().Get)
 }
 
 // node reads a Node and its CSINode.
 func (g *gatherer) node(ctx context.Context, name string) {
-	g.facts.node = get(ctx, g.facts, "node", Request{Kind: KindNode, Name: name}, g.Kubernetes.CoreV1().Nodes().Get)
+	g.facts.node = get(ctx, g, "node", Request{Kind: KindNode, Name: name}, g.Kubernetes.CoreV1().Nodes().Get)
 	g.facts.csiNode = g.csiNode(ctx, name)
 }
 
 func (g *gatherer) listNodes(ctx context.Context) {
-	g.facts.nodes = list[*corev1.Node](ctx, g.facts, "node", "Nodes", g.Kubernetes.CoreV1().Nodes().List)
+	g.facts.nodes = apiread.List[*corev1.Node](ctx, g.reader, apiread.Query{Topic: "node", What: "Nodes"},
+		g.Kubernetes.CoreV1().Nodes().List)
 }
 
 // attachmentsOf reads the VolumeAttachments of a PersistentVolume, unless the driver needs none.
@@ -247,9 +284,9 @@ func (g *gatherer) attachmentsOf(ctx context.Context, volume string) {
 }
 
 func (g *gatherer) attachments(ctx context.Context, keep func(*storagev1.VolumeAttachment) bool) {
-	all := list[*storagev1.VolumeAttachment](ctx, g.facts, "attachment", "VolumeAttachments",
+	all := apiread.List[*storagev1.VolumeAttachment](ctx, g.reader, apiread.Query{Topic: "attachment", What: "VolumeAttachments"},
 		g.Kubernetes.StorageV1().VolumeAttachments().List)
-	all.value = slices.DeleteFunc(slices.Clone(all.value), func(va *storagev1.VolumeAttachment) bool { return !keep(va) })
+	all.Value = slices.DeleteFunc(slices.Clone(all.Value), func(va *storagev1.VolumeAttachment) bool { return !keep(va) })
 	g.facts.attachments = all
 }
 
@@ -259,8 +296,9 @@ func (g *gatherer) driver(ctx context.Context, roles ...string) {
 		return
 	}
 	f := g.facts
-	f.csiDriver = get(ctx, f, "driver", Request{Kind: "CSIDriver", Name: f.driver}, g.Kubernetes.StorageV1().CSIDrivers().Get)
-	f.csiNodes = list[*storagev1.CSINode](ctx, g.facts, "driver", "CSINodes", g.Kubernetes.StorageV1().CSINodes().List)
+	f.csiDriver = get(ctx, g, "driver", Request{Kind: "CSIDriver", Name: f.driver}, g.Kubernetes.StorageV1().CSIDrivers().Get)
+	f.csiNodes = apiread.List[*storagev1.CSINode](ctx, g.reader, apiread.Query{Topic: "driver", What: "CSINodes"},
+		g.Kubernetes.StorageV1().CSINodes().List)
 	for _, role := range roles {
 		g.lease(ctx, role, g.facts.driver)
 	}
@@ -270,16 +308,12 @@ func (g *gatherer) driver(ctx context.Context, roles ...string) {
 func (g *gatherer) lease(ctx context.Context, role, driver string) {
 	names := map[string]func(string) string{
 		roleProvisioner: provisioner.LeaseName, roleAttacher: attacher.LeaseName,
-		roleNodecontroller: nodecontroller.LeaseName,
-		roleResizer:        func(driver string) string { return "external-resizer-" + election.Sanitize(driver) },
-		roleSnapshotter: func(driver string) string {
-			return election.Sanitize("external-snapshotter-leader-" + strings.ReplaceAll(driver, "/", "-"))
-		},
+		roleNodecontroller: nodecontroller.LeaseName, roleResizer: resizer.LeaseName, roleSnapshotter: snapshotter.LeaseName,
 	}
 	l := leaseFact{role: role, driver: driver, name: names[role](driver)}
-	named := fields.OneTermEqualSelector("metadata.name", l.name).String()
-	l.leases = list[*coordinationv1.Lease](ctx, g.facts, "driver", fmt.Sprintf("Leases named %q in all namespaces", l.name),
-		selecting(g.Kubernetes.CoordinationV1().Leases(metav1.NamespaceAll).List, named))
+	query := apiread.Query{Topic: "driver", What: fmt.Sprintf("Leases named %q in all namespaces", l.name),
+		Fields: fields.OneTermEqualSelector("metadata.name", l.name).String()}
+	l.leases = apiread.List[*coordinationv1.Lease](ctx, g.reader, query, g.Kubernetes.CoordinationV1().Leases(metav1.NamespaceAll).List)
 	g.facts.leases = append(g.facts.leases, l)
 }
 
@@ -290,10 +324,7 @@ func (g *gatherer) secrets(ctx context.Context, all volumerules.Secrets) {
 		request := Request{Kind: "Secret", Namespace: s.Namespace, Name: s.Name}
 		i := slices.IndexFunc(f.secrets, func(known secretFact) bool { return known.Request == request })
 		if i < 0 {
-			client := g.Metadata.Resource(secrets).Namespace(s.Namespace)
-			object := read(ctx, f, "secret", "get "+request.String(), func(ctx context.Context) (*metav1.PartialObjectMetadata, error) {
-				return client.Get(ctx, s.Name, metav1.GetOptions{})
-			})
+			object := get(ctx, g, "secret", request, apiread.Metadata(g.Metadata.Resource(secrets).Namespace(s.Namespace)))
 			i, f.secrets = len(f.secrets), append(f.secrets, secretFact{Request: request, object: object})
 		}
 		f.secrets[i].purposes = append(f.secrets[i].purposes, s.Purpose)
@@ -305,40 +336,39 @@ func (g *gatherer) source(ctx context.Context, claim *corev1.PersistentVolumeCla
 	s := &sourceFact{Source: named}
 	g.facts.source = s
 	if named.Namespace != claim.Namespace {
-		grants := list[*unstructured.Unstructured](ctx, g.facts, "source", fmt.Sprintf("ReferenceGrants in namespace %q", named.Namespace),
+		grants := apiread.List[*unstructured.Unstructured](ctx, g.reader,
+			apiread.Query{Topic: "source", What: fmt.Sprintf("ReferenceGrants in namespace %q", named.Namespace)},
 			g.Dynamic.Resource(referenceGrants).Namespace(named.Namespace).List)
-		s.grants = result[[]*volumerules.Grant]{found: grants.found, missing: grants.missing}
-		for _, object := range grants.value {
-			if grant, err := decode[volumerules.Grant](object.Object); err == nil {
-				s.grants.value = append(s.grants.value, grant)
+		s.grants = apiread.Result[[]*volumerules.Grant]{Found: grants.Found, Missing: grants.Missing}
+		for _, object := range grants.Value {
+			if grant, err := apiread.Decode[volumerules.Grant](object.Object); err == nil {
+				s.grants.Value = append(s.grants.Value, grant)
 			}
 		}
 	}
 	if named.Kind == kube.KindClaim {
 		s.claim = g.claim(ctx, named.Namespace, named.Name)
-		if s.claim.found && s.claim.value.Spec.VolumeName != "" {
-			s.volume = g.volume(ctx, s.claim.value.Spec.VolumeName)
+		if s.claim.Found && s.claim.Value.Spec.VolumeName != "" {
+			s.volume = g.volume(ctx, s.claim.Value.Spec.VolumeName)
 		}
 		return
 	}
-	s.snapshot = get(ctx, g.facts, "source", Request{Kind: kube.KindSnapshot, Namespace: named.Namespace, Name: named.Name},
-		typed[snapshotv1.VolumeSnapshot](g.Dynamic.Resource(snapshots).Namespace(named.Namespace)))
-	if !s.snapshot.found {
+	s.snapshot = g.snapshot(ctx, "source", named.Namespace, named.Name)
+	if !s.snapshot.Found {
 		return
 	}
-	if content, err := volumerules.BoundContent(s.snapshot.value); err == nil {
-		s.content = get(ctx, g.facts, "source", Request{Kind: "VolumeSnapshotContent", Name: content},
-			typed[snapshotv1.VolumeSnapshotContent](g.Dynamic.Resource(snapshotContents)))
+	if content, err := volumerules.BoundContent(s.snapshot.Value); err == nil {
+		s.content = g.content(ctx, "source", content)
 	}
 }
 
 // events reads the events about the object with uid, not those about an earlier object of the same name.
 func (g *gatherer) events(ctx context.Context, namespace, uid string) {
 	r := g.request
-	selector := fields.Set{"involvedObject.kind": r.Kind, "involvedObject.name": r.Name}.String()
-	all := list[*corev1.Event](ctx, g.facts, topicEvents, fmt.Sprintf("Events about %v in namespace %q", r, namespace),
-		selecting(g.Kubernetes.CoreV1().Events(namespace).List, selector))
-	all.value = slices.DeleteFunc(slices.Clone(all.value), func(e *corev1.Event) bool {
+	query := apiread.Query{Topic: topicEvents, What: fmt.Sprintf("Events about %v in namespace %q", r, namespace),
+		Fields: fields.Set{"involvedObject.kind": r.Kind, "involvedObject.name": r.Name}.String()}
+	all := apiread.List[*corev1.Event](ctx, g.reader, query, g.Kubernetes.CoreV1().Events(namespace).List)
+	all.Value = slices.DeleteFunc(slices.Clone(all.Value), func(e *corev1.Event) bool {
 		about := string(e.InvolvedObject.UID)
 		return about != uid && about != "" && !(r.Kind == KindNode && about == r.Name)
 	})

@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
@@ -23,11 +25,9 @@ type lostNode struct {
 
 // lostNodes reads the records of all drivers and namespaces.
 func (g *gatherer) lostNodes(ctx context.Context) {
-	request := func(ctx context.Context, o metav1.ListOptions) (*corev1.ConfigMapList, error) {
-		o.LabelSelector = nodecleanup.LabelDriver
-		return g.Kubernetes.CoreV1().ConfigMaps(metav1.NamespaceAll).List(ctx, o)
-	}
-	for _, cm := range list[*corev1.ConfigMap](ctx, g.facts, "cleanup", "ConfigMaps in all namespaces", request).value {
+	query := apiread.Query{Topic: "cleanup", What: "ConfigMaps in all namespaces", Labels: nodecleanup.LabelDriver}
+	all := g.Kubernetes.CoreV1().ConfigMaps(metav1.NamespaceAll)
+	for _, cm := range apiread.List[*corev1.ConfigMap](ctx, g.reader, query, all.List).Value {
 		driver := cm.Labels[nodecleanup.LabelDriver]
 		if cm.Name != nodecleanup.ConfigMapName(driver) {
 			continue
@@ -57,35 +57,34 @@ func explainLostNode(e *explanation, n lostNode) {
 	}
 	switch n.State() {
 	case nodecleanup.RecordUnparsable:
-		e.add(Blocked, "cleanup", "The record of node %s of driver %s cannot be parsed: nothing is deleted, and further lost nodes are "+
+		e.blocked("cleanup", "The record of node %s of driver %s cannot be parsed: nothing is deleted, and further lost nodes are "+
 			"held.", n.Name(), n.driver).
-			next("Correct or remove the record in ConfigMap %s/%s.", n.namespace, nodecleanup.ConfigMapName(n.driver))
+			SetNext("Correct or remove the record in ConfigMap %s/%s.", n.namespace, nodecleanup.ConfigMapName(n.driver))
 	case nodecleanup.RecordOptedOut, nodecleanup.RecordOptedOutHeld:
 		held := ""
 		if n.Held != "" {
 			held = " Without the opt-out in its record, its cleanup would be held by the " + n.Held + "."
 		}
-		e.add(Fine, "cleanup", "Node %s of driver %s opted out of the cleanup: nothing is deleted.%s",
-			n.Name(), n.driver, held)
+		e.ok("cleanup", "Node %s of driver %s opted out of the cleanup: nothing is deleted.%s", n.Name(), n.driver, held)
 	case nodecleanup.RecordHeld:
-		e.add(Blocked, "cleanup", "Node %s of driver %s %s. Its cleanup is held by the %s: too many nodes are lost.",
+		e.blocked("cleanup", "Node %s of driver %s %s. Its cleanup is held by the %s: too many nodes are lost.",
 			n.Name(), n.driver, lost, n.Held).
-			next("Verify that the node does not return, then run `storage-controller nodecontroller approve --driver-name=%s "+
+			SetNext("Verify that the node does not return, then run `storage-controller nodecontroller approve --driver-name=%s "+
 				"--namespace=%s "+
 				"%s --yes`.", n.driver, n.namespace, n.Name())
 	case nodecleanup.RecordReturned:
-		e.add(Fine, "cleanup", "Node %s of driver %s exists again, after a cleanup %s ago.", n.Name(), n.driver, e.age(n.Acted))
+		e.ok("cleanup", "Node %s of driver %s exists again, after a cleanup %s ago.", n.Name(), n.driver, e.age(n.Acted))
 	default:
-		severity := Waiting
+		severity := finding.Waiting
 		if n.mode == nodecleanup.ModeOff || n.mode == nodecleanup.ModeReport {
-			severity = Blocked
+			severity = finding.Blocked
 		}
 		if n.State() == nodecleanup.RecordDeleting {
 			lost = "is being deleted, or its deletion is not confirmed yet"
 		}
-		finding := e.add(severity, "cleanup", "Node %s of driver %s %s.%s", n.Name(), n.driver, lost, planned)
+		added := e.add(severity, "cleanup", "Node %s of driver %s %s.%s", n.Name(), n.driver, lost, planned)
 		if n.Next != "" {
-			finding.next("%s.", n.Next)
+			added.SetNext("%s.", n.Next)
 		}
 	}
 }

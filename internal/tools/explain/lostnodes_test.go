@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
@@ -18,23 +19,24 @@ import (
 func TestRecordsOfLostNodes(t *testing.T) {
 	since := `"since":"` + now.Add(-5*time.Minute).Format(time.RFC3339) + `"`
 	for record, want := range map[string]struct {
-		severity Severity
+		severity finding.Severity
 		text     string
 	}{
-		`{"node":"n","uid":"u","held":"breaker"}`:               {Blocked, "Node n of driver d is lost. Its cleanup is held by the breaker"},
-		`{` + since + `,"held":"breaker"}`:                      {Blocked, "Node v of driver d has been lost for 5m. Its cleanup is held"},
-		`{"node":"n",` + since + `,"held":"b","optedOut":true}`: {Fine, "Node n of driver d opted out of the cleanup: nothing is deleted. Without"},
-		`{`: {Blocked, "The record of node v of driver d cannot be parsed: nothing is deleted, and further"},
-		`{"node":"n","planned":true,"next":"x"}`: {Waiting,
+		`{"node":"n","uid":"u","held":"breaker"}`:               {finding.Blocked, "Node n of driver d is lost. Its cleanup is held by the breaker"},
+		`{` + since + `,"held":"breaker"}`:                      {finding.Blocked, "Node v of driver d has been lost for 5m. Its cleanup is held"},
+		`{"node":"n",` + since + `,"held":"b","optedOut":true}`: {finding.OK, "Node n of driver d opted out of the cleanup: nothing is deleted. Without"},
+		`{`: {finding.Blocked, "The record of node v of driver d cannot be parsed: nothing is deleted, and further"},
+		`{"node":"n","planned":true,"next":"x"}`: {finding.Waiting,
 			"Node n of driver d is being deleted, or its deletion is not confirmed yet. The removal"},
-		`{"node":"n",` + since + `,"next":"x"}`:                     {Waiting, "Node n of driver d has been lost for 5m."},
-		`{"node":"n","approved":"2026-01-01T00:00:00Z","next":"x"}`: {Waiting, "Node n of driver d is lost."},
+		`{"node":"n",` + since + `,"next":"x"}`:                     {finding.Waiting, "Node n of driver d has been lost for 5m."},
+		`{"node":"n","approved":"2026-01-01T00:00:00Z","next":"x"}`: {finding.Waiting, "Node n of driver d is lost."},
 	} {
 		records := nodecleanup.ParseLostNodes(&corev1.ConfigMap{Data: map[string]string{"v": record}})
 		e := &explanation{facts: &facts{now: now}}
 		explainLostNode(e, lostNode{records[0], "d", "ns", ""})
 		got := e.findings[0]
-		if got.Severity != want.severity || !strings.HasPrefix(got.Sentence, want.text) || (got.Next == "") != (want.severity == Fine) {
+		if got.Severity != want.severity || !strings.HasPrefix(got.Message,
+			want.text) || (got.Next == "") != (want.severity == finding.OK) {
 			t.Errorf("%s: %+v, want %v %q", record, got, want.severity, want.text)
 		}
 	}
@@ -42,8 +44,9 @@ func TestRecordsOfLostNodes(t *testing.T) {
 
 // TestModeOfLostNodes: in a mode that deletes nothing, the cleanup is blocked. The next step is that of the record.
 func TestModeOfLostNodes(t *testing.T) {
-	for mode, severity := range map[nodecleanup.Mode]Severity{
-		nodecleanup.ModeReport: Blocked, nodecleanup.ModeClaims: Waiting, nodecleanup.ModeVolumes: Waiting, "": Waiting,
+	for mode, severity := range map[nodecleanup.Mode]finding.Severity{
+		nodecleanup.ModeReport: finding.Blocked, nodecleanup.ModeClaims: finding.Waiting, nodecleanup.ModeVolumes: finding.Waiting,
+		"": finding.Waiting,
 	} {
 		for _, approved := range []time.Time{{}, now} {
 			record := nodecleanup.LostNode{Node: "n", Since: now, Approved: approved, Next: "x"}
@@ -71,7 +74,7 @@ func TestOptOut(t *testing.T) {
 			t.Errorf("%q: %+v", value, e.findings)
 		}
 		want = "Cleanup for driver d is disabled: " + want
-		if value != "enabled" && (len(e.findings) != 1 || e.findings[0].Sentence != want) {
+		if value != "enabled" && (len(e.findings) != 1 || e.findings[0].Message != want) {
 			t.Errorf("%q: %+v, want %q", value, e.findings, want)
 		}
 	}

@@ -4,7 +4,6 @@
 package explain
 
 import (
-	"bytes"
 	"context"
 	"strings"
 	"testing"
@@ -23,6 +22,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/nodecontroller/nodecleanup"
 )
 
@@ -55,11 +55,11 @@ func must[T any](s *scene, v T, err error) T {
 
 func clientsOf(t *testing.T, cfg *rest.Config) Clients {
 	t.Helper()
-	c, err := NewClients(cfg)
+	c, err := apiread.NewClients(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return Clients{Clients: c}
 }
 
 // explain is the text about an object, as the administrator gets it.
@@ -74,11 +74,7 @@ func (s *scene) text(cfg *rest.Config, request Request) string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	var b bytes.Buffer
-	if err := report.WriteText(&b); err != nil {
-		s.t.Fatal(err)
-	}
-	return b.String()
+	return report.Text()
 }
 
 // class makes a StorageClass of the driver and returns its name.

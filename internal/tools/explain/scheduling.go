@@ -20,22 +20,22 @@ import (
 
 // explainScheduling reports the node that the scheduler selected for a claim, and the capacity there.
 func explainScheduling(e *explanation) {
-	selected := e.claim.value.Annotations[storagehelpers.AnnSelectedNode]
+	selected := e.claim.Value.Annotations[storagehelpers.AnnSelectedNode]
 	switch {
 	case e.waitsForPod():
 		explainFirstConsumer(e)
 	case selected == "":
-	case e.node.missing:
-		finding := e.add(Failing, "node", "Selected node %q not found.", selected)
-		if slices.Contains(e.claim.value.Finalizers, kube.ProvisioningFinalizer) {
+	case e.node.Missing:
+		added := e.failing("node", "Selected node %q not found.", selected)
+		if slices.Contains(e.claim.Value.Finalizers, kube.ProvisioningFinalizer) {
 			return // see explainIndeterminate
 		}
-		finding.next("The provisioner removes the selected node from the claim on its next attempt; the scheduler selects another one.")
-	case e.node.found:
-		e.add(Fine, "node", "The scheduler selected node %q.", selected)
+		added.SetNext("The provisioner removes the selected node from the claim on its next attempt; the scheduler selects another one.")
+	case e.node.Found:
+		e.ok("node", "The scheduler selected node %q.", selected)
 		explainRegistration(e, e.driver)
 	}
-	if e.capacities.found {
+	if e.capacities.Found {
 		explainCapacity(e)
 	}
 }
@@ -44,19 +44,18 @@ func explainScheduling(e *explanation) {
 func explainFirstConsumer(e *explanation) {
 	using := e.podsUsing()
 	switch {
-	case !e.pods.found:
-		e.add(Waiting, "node", "No node is selected yet.").next("The scheduler selects a node for the first pod that uses the claim.")
+	case !e.pods.Found:
+		e.waiting("node", "No node is selected yet.").SetNext("The scheduler selects a node for the first pod that uses the claim.")
 		return
 	case len(using) == 0:
-		e.add(Waiting, "node", "No pod uses the claim.").next("Create a pod that uses the claim.")
+		e.waiting("node", "No pod uses the claim.").SetNext("Create a pod that uses the claim.")
 		return
 	}
 	if direct := slices.IndexFunc(using, func(p *corev1.Pod) bool { return p.Spec.NodeName != "" }); direct >= 0 {
 		p := using[direct]
-		e.add(Blocked, "node", "No node is selected, because pod %q was created with spec.nodeName, or was bound by another scheduler.",
-			p.Name).
-			next("Recreate pod %q without spec.nodeName, for example with a nodeSelector; or set annotation %s of the claim to %q.", p.Name,
-				storagehelpers.AnnSelectedNode, p.Spec.NodeName)
+		e.blocked("node", "No node is selected, because pod %q was created with spec.nodeName, or was bound by another scheduler.", p.Name).
+			SetNext("Recreate pod %q without spec.nodeName, for example with a nodeSelector; or set annotation %s of the claim to %q.",
+				p.Name, storagehelpers.AnnSelectedNode, p.Spec.NodeName)
 		return
 	}
 	for _, p := range using {
@@ -64,8 +63,8 @@ func explainFirstConsumer(e *explanation) {
 			return
 		}
 	}
-	e.add(Waiting, "node", "No node is selected yet; the claim is used by %s.", podNames(using)).
-		next("The scheduler selects a node for pod %q.", using[0].Name)
+	e.waiting("node", "No node is selected yet; the claim is used by %s.", podNames(using)).
+		SetNext("The scheduler selects a node for pod %q.", using[0].Name)
 }
 
 // explainUnscheduled reports why a pod is not scheduled, if the scheduler has recorded that.
@@ -74,12 +73,12 @@ func explainUnscheduled(e *explanation, p *corev1.Pod) bool {
 		switch {
 		case c.Type != corev1.PodScheduled || c.Status != corev1.ConditionFalse:
 		case c.Reason == corev1.PodReasonSchedulingGated:
-			e.add(Waiting, "node", "Pod %q has scheduling gates.", p.Name).
-				next("The controllers of the scheduling gates remove them: `kubectl -n %s get pod %s -o yaml`.", p.Namespace, p.Name)
+			e.waiting("node", "Pod %q has scheduling gates.", p.Name).
+				SetNext("The controllers of the scheduling gates remove them: `kubectl -n %s get pod %s -o yaml`.", p.Namespace, p.Name)
 			return true
 		default:
-			e.add(Failing, "node", "Pod %q is unschedulable: %s", p.Name, sentence(c.Message)).
-				next("The scheduler retries automatically. Fix what its message names, or change the scheduling constraints of pod %q.",
+			e.failing("node", "Pod %q is unschedulable: %s", p.Name, sentence(c.Message)).
+				SetNext("The scheduler retries automatically. Fix what its message names, or change the scheduling constraints of pod %q.",
 					p.Name)
 			return true
 		}
@@ -96,46 +95,44 @@ func podNames(pods []*corev1.Pod) string {
 
 // explainRegistration reports whether driver is registered on the node, and whether the node has its topology labels.
 func explainRegistration(e *explanation, driver string) {
-	node := e.node.value
-	entry := kube.DriverOnNode(e.csiNode.value, driver)
+	node := e.node.Value
+	entry := kube.DriverOnNode(e.csiNode.Value, driver)
 	switch {
-	case !e.csiNode.found && !e.csiNode.missing:
+	case !e.csiNode.Found && !e.csiNode.Missing:
 		return
 	case entry == nil:
-		e.add(Failing, "node", "Driver %s is not registered on node %q (no entry in CSINode).", driver, node.Name).
-			next("Retries automatically. Check that the node plugin of driver %s runs and registers on node %q.", driver, node.Name)
+		e.failing("node", "Driver %s is not registered on node %q (no entry in CSINode).", driver, node.Name).
+			SetNext("Retries automatically. Check that the node plugin of driver %s runs and registers on node %q.", driver, node.Name)
 		return
 	}
 	segment, missing := topology.OfNode(node.Labels, entry.TopologyKeys)
 	if len(missing) > 0 {
-		e.add(Failing, "topology", "Node %q lacks topology labels of driver %s: %s.", node.Name, driver, strings.Join(missing, ", ")).
-			next("Label node %q, or restart the node plugin of driver %s there: its registration sets the labels.", node.Name, driver)
+		e.failing("topology", "Node %q lacks topology labels of driver %s: %s.", node.Name, driver, strings.Join(missing, ", ")).
+			SetNext("Label node %q, or restart the node plugin of driver %s there: its registration sets the labels.", node.Name, driver)
 		return
 	}
-	e.add(Fine, "node", "Driver %s is registered on node %q: node ID %q, topology segment {%v}.", driver, node.Name, entry.NodeID, segment)
+	e.ok("node", "Driver %s is registered on node %q: node ID %q, topology segment {%v}.", driver, node.Name, entry.NodeID, segment)
 }
 
 // explainCapacity compares the published capacity with the request of the claim.
 func explainCapacity(e *explanation) {
-	requested := e.claim.value.Spec.Resources.Requests[corev1.ResourceStorage]
+	requested := e.claim.Value.Spec.Resources.Requests[corev1.ResourceStorage]
 	where := "in the cluster"
-	if e.node.found {
-		where = fmt.Sprintf("for node %q", e.node.value.Name)
+	if e.node.Found {
+		where = fmt.Sprintf("for node %q", e.node.Value.Name)
 	}
 	available, n := e.availableCapacity()
 	switch {
 	case n == 0:
-		e.add(Failing, "capacity",
-			"No CSIStorageCapacity of StorageClass %q %s: the scheduler assumes no capacity.", e.class.value.Name, where).
-			next("Verify that the capacity role runs for driver %s. A topology segment without capacity may have no object.", e.driver)
+		e.failing("capacity", "No CSIStorageCapacity of StorageClass %q %s: the scheduler assumes no capacity.", e.class.Value.Name, where).
+			SetNext("Verify that the capacity role runs for driver %s. A topology segment without capacity may have no object.", e.driver)
 	case available.Cmp(requested) < 0:
-		e.add(Failing, "capacity",
+		e.failing("capacity",
 			"Insufficient capacity %s: the claim requests %s, the available capacity for one volume is %s (CSIStorageCapacity "+
-				"objects: %d).",
-			where, requested.String(), available.String(), n).
-			next("Add storage, delete unused volumes, or recreate the claim with a smaller request.")
+				"objects: %d).", where, requested.String(), available.String(), n).
+			SetNext("Add storage, delete unused volumes, or recreate the claim with a smaller request.")
 	default:
-		e.add(Fine, "capacity",
+		e.ok("capacity",
 			"Sufficient capacity %s: the claim requests %s, the available capacity is %s.", where, requested.String(), available.String())
 	}
 }
@@ -143,13 +140,13 @@ func explainCapacity(e *explanation) {
 // availableCapacity returns the largest volume that can be provisioned, on the selected node if there is one, and the
 // number of CSIStorageCapacities that apply.
 func (e *explanation) availableCapacity() (largest resource.Quantity, n int) {
-	for _, c := range e.capacities.value {
+	for _, c := range e.capacities.Value {
 		if c.NodeTopology == nil { // accessible from no node
 			continue
 		}
-		if e.node.found {
+		if e.node.Found {
 			selector, err := metav1.LabelSelectorAsSelector(c.NodeTopology)
-			if err != nil || !selector.Matches(labels.Set(e.node.value.Labels)) {
+			if err != nil || !selector.Matches(labels.Set(e.node.Value.Labels)) {
 				continue
 			}
 		}

@@ -25,6 +25,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/attacher"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 )
 
 // situations are states of a cluster, each built with real objects, and the expected parts of the report.
@@ -35,7 +36,7 @@ var situations = map[string]struct {
 	"the class does not exist": {
 		func(s *scene) (string, string) { s.claim(s.ns+"-gone", nil); return KindClaim, "data" },
 		[]string{
-			`blocked  class      StorageClass "SCENE-gone" not found.`,
+			`blocked  class       StorageClass "SCENE-gone" not found.`,
 			`Next: Create StorageClass "SCENE-gone", or recreate the claim with an existing StorageClass.`,
 			"kubernetes.io/pvc-protection\n    removed by: kube-controller-manager when the claim is being deleted and no pod on " +
 				"a node uses it",
@@ -59,7 +60,7 @@ var situations = map[string]struct {
 			s.phase(s.claim(s.class(nil), func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = pv }), corev1.ClaimBound)
 			return KindClaim, "data"
 		},
-		[]string{"fine     driver     Not a CSI volume", "Next: Nothing to do: pods can use the claim."},
+		[]string{"ok       driver      Not a CSI volume", "Next: Nothing to do: pods can use the claim."},
 	},
 	"the class has another provisioner than the claim": {
 		func(s *scene) (string, string) {
@@ -74,7 +75,7 @@ var situations = map[string]struct {
 	"WaitForFirstConsumer, and no pod": {
 		func(s *scene) (string, string) { s.claim(s.class(late), nil); return KindClaim, "data" },
 		[]string{
-			`waiting  node       No pod uses the claim.`,
+			`waiting  node        No pod uses the claim.`,
 			"volumeBindingMode WaitForFirstConsumer",
 			"Next: Create a pod that uses the claim.",
 		},
@@ -85,7 +86,7 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`failing  node       Selected node "SCENE-gone" not found.`,
+			`failing  node        Selected node "SCENE-gone" not found.`,
 			"Next: The provisioner removes the selected node from the claim on its next attempt; the scheduler selects another one.",
 		},
 	},
@@ -95,7 +96,7 @@ var situations = map[string]struct {
 			s.claim(s.class(late), selected(n))
 			return KindClaim, "data"
 		},
-		[]string{`failing  node       Driver DRIVER is not registered on node "SCENE-node" (no entry in CSINode).`,
+		[]string{`failing  node        Driver DRIVER is not registered on node "SCENE-node" (no entry in CSINode).`,
 			`Check that the node plugin of driver DRIVER runs and registers on node "SCENE-node".`,
 		},
 	},
@@ -105,7 +106,7 @@ var situations = map[string]struct {
 			s.claim(s.class(late), selected(n))
 			return KindClaim, "data"
 		},
-		[]string{`failing  topology   Node "SCENE-node" lacks topology labels of driver DRIVER: DRIVER/host.`},
+		[]string{`failing  topology    Node "SCENE-node" lacks topology labels of driver DRIVER: DRIVER/host.`},
 	},
 	"no node is in the allowed topologies": {
 		func(s *scene) (string, string) {
@@ -116,7 +117,7 @@ var situations = map[string]struct {
 			}), nil)
 			return KindClaim, "data"
 		},
-		[]string{`blocked  topology   No node matches allowedTopologies of StorageClass "SCENE-class": zone in (SCENE).`},
+		[]string{`blocked  topology    No node matches allowedTopologies of StorageClass "SCENE-class": zone in (SCENE).`},
 	},
 	"a secret is missing, another is there": {
 		func(s *scene) (string, string) {
@@ -133,8 +134,8 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`blocked  secret     Secret SCENE/data-key (provisioner-secret-name) not found.`,
-			`fine     secret     Secret SCENE/there (node-stage-secret-name) exists.`,
+			`blocked  secret      Secret SCENE/data-key (provisioner-secret-name) not found.`,
+			`ok       secret      Secret SCENE/there (node-stage-secret-name) exists.`,
 			"Next: Create Secret SCENE/data-key with the keys that the driver requires.",
 		},
 	},
@@ -145,14 +146,14 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			"blocked  source     Data source VolumeSnapshot SCENE/snap not found.",
+			"blocked  source      Data source VolumeSnapshot SCENE/snap not found.",
 			"Next: Create the data source, or recreate the claim without it.",
 		},
 	},
 	"the snapshot is not ready": {
 		func(s *scene) (string, string) {
 			kubetest.InstallCRDs(s.t, s.cp)
-			s.object(snapshots, s.ns, map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+			s.object(apiread.Snapshots, s.ns, map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
 				"metadata": map[string]any{"name": "snap"},
 				"spec":     map[string]any{"source": map[string]any{"persistentVolumeClaimName": "other"}}})
 			s.claim(s.class(nil), restoring("snap"))
@@ -182,8 +183,8 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`fine     driver     The provisioner of driver DRIVER is "old-pod" (sidecar csi-provisioner), which holds Lease SCENE/`,
-			"failing  error      Last error (4 times) 20m ago: rpc error: code = ResourceExhausted desc = no space.",
+			`ok       driver      The provisioner of driver DRIVER is "old-pod" (sidecar csi-provisioner), which holds Lease SCENE/`,
+			"failing  error       Last error (4 times) 20m ago: rpc error: code = ResourceExhausted desc = no space.",
 			"Next: Retries automatically. Fix the error shown above;",
 			"x4  Warning ProvisioningFailed: rpc error: code = ResourceExhausted desc = no space\n  30m ago",
 		},
@@ -206,7 +207,7 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`fine     driver     CSIDriver "DRIVER" not found; defaults apply (attachRequired=true, storageCapacity=false).`,
+			`ok       driver      CSIDriver "DRIVER" not found; defaults apply (attachRequired=true, storageCapacity=false).`,
 			"Next: Nothing to do: pods can use the claim.",
 		},
 	},
@@ -250,7 +251,7 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`failing  capacity   Insufficient capacity for node "SCENE-node": the claim requests 5Gi, ` +
+			`failing  capacity    Insufficient capacity for node "SCENE-node": the claim requests 5Gi, ` +
 				`the available capacity for one volume is 1Gi (CSIStorageCapacity objects: 1).`,
 			`Driver DRIVER is registered on node "SCENE-node": node ID "id-1", topology segment {DRIVER/host=SCENE-node}.`,
 		},
@@ -264,7 +265,7 @@ var situations = map[string]struct {
 			}
 			return KindClaim, "data"
 		},
-		[]string{"blocked  deletion   The claim is being deleted, and is in use by pod app.", "s, held by its finalizers.",
+		[]string{"blocked  deletion    The claim is being deleted, and is in use by pod app.", "s, held by its finalizers.",
 			"Next: Delete pod app; kube-controller-manager removes finalizer kubernetes.io/pvc-protection after that."},
 	},
 	"a claim has lost its volume": {
@@ -274,7 +275,7 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`blocked  volume     PersistentVolume "SCENE-lost" of the claim was deleted; the claim is Lost.`,
+			`blocked  volume      PersistentVolume "SCENE-lost" of the claim was deleted; the claim is Lost.`,
 			"Next: Recreate the claim and restore its data from a backup.",
 		},
 	},
@@ -285,7 +286,7 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{`The claim is bound to PersistentVolume "SCENE-pv".`,
-			`failing  attachment Attaching to node "SCENE-node" (VolumeAttachment SCENE-va) failed 20m ago: too many volumes.`},
+			`failing  attachment  Attaching to node "SCENE-node" (VolumeAttachment SCENE-va) failed 20m ago: too many volumes.`},
 	},
 	"a released volume with policy Retain": {
 		func(s *scene) (string, string) {
@@ -293,7 +294,7 @@ var situations = map[string]struct {
 				pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 			})
 		},
-		[]string{"waiting  phase      The claim was deleted; reclaim policy Retain keeps the volume.",
+		[]string{"waiting  phase       The claim was deleted; reclaim policy Retain keeps the volume.",
 			"or remove spec.claimRef to reuse the volume."},
 	},
 	"a released volume that cannot be deleted": {
@@ -306,7 +307,7 @@ var situations = map[string]struct {
 			return KindVolume, name
 		},
 		[]string{
-			"failing  error      Last error (2 times) 20m ago: volume is busy.",
+			"failing  error       Last error (2 times) 20m ago: volume is busy.",
 			"example.org/backup\n    removed by: unknown (owner of example.org; not a finalizer of Kubernetes or this driver)\n",
 			"external-provisioner.volume.kubernetes.io/finalizer\n    removed by: the provisioner of the driver after " +
 				"DeleteVolume succeeded",
@@ -327,7 +328,7 @@ var situations = map[string]struct {
 		func(s *scene) (string, string) {
 			return KindVolume, s.volume(corev1.VolumeReleased, func(pv *corev1.PersistentVolume) { pv.Annotations = nil })
 		},
-		[]string{`blocked  phase      The claim was deleted, but no provisioner deletes the volume: ` +
+		[]string{`blocked  phase       The claim was deleted, but no provisioner deletes the volume: ` +
 			`annotation pv.kubernetes.io/provisioned-by is "", not "DRIVER".`},
 	},
 	"a volume whose cleanup is held": {
@@ -346,8 +347,8 @@ var situations = map[string]struct {
 			return KindClaim, "data"
 		},
 		[]string{
-			`waiting  pod        Pod "app", which uses the claim, has not started.`,
-			"blocked  node       No node matches the node affinity of the volume: DRIVER/host in (SCENE-gone). Its node was deleted, or " +
+			`waiting  pod         Pod "app", which uses the claim, has not started.`,
+			"blocked  node        No node matches the node affinity of the volume: DRIVER/host in (SCENE-gone). Its node was deleted, or " +
 				"lacks the label.",
 			"Next: Bring the node back, or label it; or delete the claim if its data is lost.",
 		},
@@ -359,14 +360,14 @@ var situations = map[string]struct {
 			return KindPod, "app"
 		},
 		[]string{
-			"The pod is Pending, created", "waiting  node       The pod is not scheduled.",
-			"  PersistentVolumeClaim SCENE/data:\n", "blocked  node       No node matches the node affinity of the volume",
+			"The pod is Pending, created", "waiting  node        The pod is not scheduled.",
+			"\nPersistentVolumeClaim SCENE/data:\n", "blocked  node        No node matches the node affinity of the volume",
 			"Next: Bring the node back, or label it;",
 		},
 	},
 	"a pod without its claim": {
 		func(s *scene) (string, string) { s.pod(""); return KindPod, "app" },
-		[]string{"blocked  claim      PersistentVolumeClaim SCENE/data not found.", "Next: Create claim data."},
+		[]string{"blocked  claim       PersistentVolumeClaim SCENE/data not found.", "Next: Create claim data."},
 	},
 	"a pod whose volume cannot be attached": {
 		func(s *scene) (string, string) {
@@ -378,7 +379,7 @@ var situations = map[string]struct {
 		},
 		[]string{
 			`The pod is Pending on node "SCENE-node"`,
-			`failing  attachment Attaching to node "SCENE-node" (VolumeAttachment SCENE-va) failed 20m ago: too many volumes.`,
+			`failing  attachment  Attaching to node "SCENE-node" (VolumeAttachment SCENE-va) failed 20m ago: too many volumes.`,
 			"Next: Retries automatically. Run `storage-controller explain va SCENE-va`.",
 		},
 	},
@@ -390,12 +391,12 @@ var situations = map[string]struct {
 				"SetUp failed: rpc error: code = Unknown desc = no such device", 3, 20*time.Minute)
 			return KindPod, "app"
 		},
-		[]string{"failing  mount      Last error (FailedMount) 20m ago: SetUp failed: rpc error: code = Unknown desc = no such device.",
-			"blocked  claim      PersistentVolumeClaim SCENE/data not found."},
+		[]string{"failing  mount       Last error (FailedMount) 20m ago: SetUp failed: rpc error: code = Unknown desc = no such device.",
+			"blocked  claim       PersistentVolumeClaim SCENE/data not found."},
 	},
 	"a pod on a node that was deleted": {
 		func(s *scene) (string, string) { s.pod(s.ns + "-gone"); return KindPod, "app" },
-		[]string{`blocked  node       Node "SCENE-gone" of the pod not found.`,
+		[]string{`blocked  node        Node "SCENE-gone" of the pod not found.`,
 			"Next: Delete the pod: it cannot start. Run `storage-controller explain node SCENE-gone`."},
 	},
 	"a running pod on a node that was deleted": {
@@ -404,7 +405,7 @@ var situations = map[string]struct {
 			kubetest.SetStatus(s.t, s.client.CoreV1().Pods(s.ns), "app", corev1.PodStatus{Phase: corev1.PodRunning})
 			return KindPod, "app"
 		},
-		[]string{`failing  node       Node "SCENE-gone" of the pod not found.`},
+		[]string{`failing  node        Node "SCENE-gone" of the pod not found.`},
 	},
 	"a pod whose volume is not attached": {
 		func(s *scene) (string, string) {
@@ -412,12 +413,13 @@ var situations = map[string]struct {
 			s.pod(s.node(nil))
 			return KindPod, "app"
 		},
-		[]string{`waiting  attachment No VolumeAttachment of PersistentVolume "SCENE-pv" for node "SCENE-node".`,
+		[]string{`waiting  attachment  No VolumeAttachment of PersistentVolume "SCENE-pv" for node "SCENE-node".`,
 			"Next: kube-controller-manager creates it"},
 	},
 	"a pod whose claim is not provisioned": {
 		func(s *scene) (string, string) { s.claim(s.class(late), nil); s.pod(""); return KindPod, "app" },
-		[]string{"waiting  node       No node is selected yet; the claim is used by pod app.", "waiting  claim      The claim is Pending"},
+		[]string{"waiting  node        No node is selected yet; the claim is used by pod app.",
+			"waiting  claim       The claim is Pending"},
 	},
 	"our permission is missing": {
 		func(s *scene) (string, string) {
@@ -444,7 +446,7 @@ var situations = map[string]struct {
 			s.event(s.ns, aboutClaim(c), "Warning", "ProvisioningFailed", `node "n1" not found`, 1, 20*time.Minute)
 			return KindClaim, "data"
 		},
-		[]string{`waiting  error      Last error (1 time) 20m ago: node "n1" not found. The claim has changed since`,
+		[]string{`waiting  error       Last error (1 time) 20m ago: node "n1" not found. The claim has changed since`,
 			"Next: Create a pod that uses the claim."},
 	},
 	"an event about a recorded request without a node": {
@@ -457,7 +459,7 @@ var situations = map[string]struct {
 				20*time.Minute)
 			return KindClaim, "data"
 		},
-		[]string{"failing  error      Last error (1 time) 20m ago: CreateVolume is indeterminate and cannot be retried."},
+		[]string{"failing  error       Last error (1 time) 20m ago: CreateVolume is indeterminate and cannot be retried."},
 	},
 	"an event before another node was selected": {
 		func(s *scene) (string, string) {
@@ -466,7 +468,7 @@ var situations = map[string]struct {
 			s.event(s.ns, aboutClaim(c), "Warning", "ProvisioningFailed", `node "n1" not found`, 1, 20*time.Minute)
 			return KindClaim, "data"
 		},
-		[]string{`waiting  error      Last error (1 time) 20m ago: node "n1" not found. The claim has changed since`,
+		[]string{`waiting  error       Last error (1 time) 20m ago: node "n1" not found. The claim has changed since`,
 			`Next: Verify that the provisioner runs for driver DRIVER`},
 	},
 	"a pod that no scheduler sees": {
@@ -475,7 +477,7 @@ var situations = map[string]struct {
 			s.pod(s.ns + "-n")
 			return KindClaim, "data"
 		},
-		[]string{`blocked  node       No node is selected, because pod "app" was created with spec.nodeName`},
+		[]string{`blocked  node        No node is selected, because pod "app" was created with spec.nodeName`},
 	},
 	"a detach without any record": {
 		func(s *scene) (string, string) {
@@ -486,8 +488,8 @@ var situations = map[string]struct {
 			return KindAttachment, name
 		},
 		[]string{
-			`blocked  attachment PersistentVolume "SCENE-gone" does not have the volume handle any more, and the attachment has not recorded it.`,
-			`blocked  attachment CSINode "SCENE-gone" does not have the node ID any more, and the attachment has not recorded it.`,
+			`blocked  attachment  PersistentVolume "SCENE-gone" does not have the volume handle any more, and the attachment has not recorded it.`,
+			`blocked  attachment  CSINode "SCENE-gone" does not have the node ID any more, and the attachment has not recorded it.`,
 		},
 	},
 	"an attachment that fails": {
@@ -498,7 +500,7 @@ var situations = map[string]struct {
 				attacher.Finalizer(s.driver))
 		},
 		[]string{
-			"failing  attachment ControllerPublishVolume failed 20m ago: rpc error: code = Internal desc = no such LUN.",
+			"failing  attachment  ControllerPublishVolume failed 20m ago: rpc error: code = Internal desc = no such LUN.",
 			"Next: Retries automatically. Fix the error shown above;",
 			"removed by: the attacher of driver DRIVER after ControllerUnpublishVolume succeeded",
 		},
@@ -509,7 +511,7 @@ var situations = map[string]struct {
 				storagev1.VolumeAttachmentStatus{AttachError: failed("CSINode n does not contain driver d", 20*time.Minute)})
 		},
 		[]string{
-			"failing  attachment Attaching the volume failed 20m ago: CSINode n does not contain driver d.",
+			"failing  attachment  Attaching the volume failed 20m ago: CSINode n does not contain driver d.",
 			"Next: Retries automatically. Fix the error shown above; the log of the attacher has the details.",
 		},
 	},
@@ -520,7 +522,7 @@ var situations = map[string]struct {
 			return KindAttachment, s.attachment(s.volume(corev1.VolumeBound, nil), s.node(nil),
 				storagev1.VolumeAttachmentStatus{AttachError: failed(message, 20*time.Minute)})
 		},
-		[]string{"failing  attachment Attaching the volume failed 20m ago: volume \"v\" may still be published to node n:",
+		[]string{"failing  attachment  Attaching the volume failed 20m ago: volume \"v\" may still be published to node n:",
 			"the log of the attacher has the details."},
 	},
 	"an attachment without an error": {
@@ -529,7 +531,7 @@ var situations = map[string]struct {
 				attacher.Finalizer(s.driver))
 		},
 		[]string{
-			"waiting  attachment The attacher has begun to attach the volume, and recorded no error.",
+			"waiting  attachment  The attacher has begun to attach the volume, and recorded no error.",
 			"Next: The attacher calls ControllerPublishVolume. If this lasts, it may be unable to write the status: " +
 				"`storage-controller doctor` checks its permissions.",
 		},
@@ -540,7 +542,7 @@ var situations = map[string]struct {
 				storagev1.VolumeAttachmentStatus{Attached: true})
 		},
 		[]string{
-			`failing  node       Node "SCENE-gone" not found.`,
+			`failing  node        Node "SCENE-gone" not found.`,
 			"Next: kube-controller-manager deletes the attachment after the pods of the node",
 		},
 	},
@@ -548,7 +550,7 @@ var situations = map[string]struct {
 		func(s *scene) (string, string) {
 			return KindAttachment, s.attachment(s.ns+"-gone", s.node(nil), storagev1.VolumeAttachmentStatus{})
 		},
-		[]string{`blocked  volume     PersistentVolume "SCENE-gone" not found.`},
+		[]string{`blocked  volume      PersistentVolume "SCENE-gone" not found.`},
 	},
 	"an attachment that cannot be detached": {
 		func(s *scene) (string, string) {
@@ -561,14 +563,14 @@ var situations = map[string]struct {
 			}
 			return KindAttachment, name
 		},
-		[]string{"failing  attachment ControllerUnpublishVolume failed 20m ago: rpc error: code = Internal desc = in use.",
+		[]string{"failing  attachment  ControllerUnpublishVolume failed 20m ago: rpc error: code = Internal desc = in use.",
 			"Next: Retries automatically. Fix the error shown above;"},
 	},
 	"a node with a driver that lacks its label": {
 		func(s *scene) (string, string) {
 			return KindNode, s.node(func(n *kubetest.NodeSpec) { n.Labels = nil })
 		},
-		[]string{"The node is Ready.", `failing  topology   Node "SCENE-node" lacks topology labels of driver DRIVER: DRIVER/host.`},
+		[]string{"The node is Ready.", `failing  topology    Node "SCENE-node" lacks topology labels of driver DRIVER: DRIVER/host.`},
 	},
 	"a deleted node with a volume": {
 		func(s *scene) (string, string) {
@@ -595,7 +597,7 @@ var situations = map[string]struct {
 			return KindNode, name
 		},
 		[]string{
-			"waiting  deletion   The node is being deleted; finalizer DRIVER/node holds it.",
+			"waiting  deletion    The node is being deleted; finalizer DRIVER/node holds it.",
 			"Next: Finalizer DRIVER/node is removed by the nodecontroller for driver DRIVER after the claims of the node are cleaned up",
 		},
 	},
@@ -643,13 +645,14 @@ func TestWithoutPermissions(t *testing.T) {
 		return err
 	})
 	s.says(s.text(user, Request{Kind: KindClaim, Namespace: s.ns, Name: "data"}),
-		`unknown  class      Cannot get StorageClass "SCENE-class": permission denied.`,
-		`unknown  node       Cannot get Node "SCENE-node": permission denied.`,
-		`unknown  source     Cannot get VolumeSnapshot SCENE/snap: permission denied.`,
-		`unknown  driver     Cannot get CSIDriver "DRIVER": permission denied.`,
-		`unknown  driver     Cannot list CSINodes: permission denied.`,
-		`unknown  driver     Cannot list Leases named`,
-		"Events, newest first:\n  Cannot list Events about PersistentVolumeClaim SCENE/data in namespace \"SCENE\": permission denied.\n",
+		`unknown  class       Cannot get StorageClass "SCENE-class": permission denied (get storageclasses.storage.k8s.io).`,
+		`unknown  node        Cannot get Node "SCENE-node": permission denied (get nodes).`,
+		`unknown  source      Cannot get VolumeSnapshot SCENE/snap: permission denied (get volumesnapshots.snapshot.storage.k8s.io).`,
+		`unknown  driver      Cannot get CSIDriver "DRIVER": permission denied (get csidrivers.storage.k8s.io).`,
+		`unknown  driver      Cannot list CSINodes: permission denied (list csinodes.storage.k8s.io).`,
+		`unknown  driver      Cannot list Leases named`,
+		"Events, newest first:\n  Cannot list Events about PersistentVolumeClaim SCENE/data in namespace \"SCENE\": permission denied "+
+			"(list events).\n",
 		"Next: As far as known: The provisioner of driver DRIVER calls CreateVolume",
 	)
 	_, err = Explain(t.Context(), clientsOf(t, user), Request{Kind: KindVolume, Name: "x"})
@@ -704,11 +707,10 @@ func TestNodeOfAZone(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	pv := s.volume(corev1.VolumeBound, func(pv *corev1.PersistentVolume) { s.onHost(pv, "zone-of-"+s.ns) })
-	f := &facts{reads: map[string]any{}}
-	g := gatherer{Clients: clientsOf(t, s.cp.Config()), request: Request{Kind: KindNode, Name: s.ns + "-gone"}, facts: f}
+	g := newGatherer(clientsOf(t, s.cp.Config()), Request{Kind: KindNode, Name: s.ns + "-gone"})
 	err := g.gatherNode(t.Context())
 	if !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "If the node was deleted, it may be that of a volume") ||
-		!slices.ContainsFunc(f.volumes.value, func(v *corev1.PersistentVolume) bool { return v.Name == pv }) {
+		!slices.ContainsFunc(g.facts.volumes.Value, func(v *corev1.PersistentVolume) bool { return v.Name == pv }) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -760,7 +762,8 @@ func TestReadErrors(t *testing.T) {
 		want, next string
 	}{
 		"no object": {s.cp.Config(), []string{KindClaim, KindVolume, KindAttachment, KindNode}, true, "not found", "Check the name"},
-		"volumes are forbidden": {forbidden, []string{KindNode}, false, "may exist: Cannot list PersistentVolumes: permission denied. ",
+		"volumes are forbidden": {forbidden, []string{KindNode}, false,
+			"may exist: Cannot list PersistentVolumes: permission denied (list persistentvolumes). ",
 			"ask the cluster administrator"},
 		"a web server":  {&rest.Config{Host: web.URL}, []string{KindClaim, KindNode}, false, "not a Kubernetes API server", connection},
 		"not reachable": {away, []string{KindNode}, false, "reading from the API server failed", connection},

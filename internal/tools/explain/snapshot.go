@@ -15,6 +15,8 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/tools/apiread"
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/snapshotter"
 )
 
@@ -33,42 +35,40 @@ const (
 
 // snapshotFact is a VolumeSnapshot and the objects around it.
 type snapshotFact struct {
-	snapshot result[*snapshotv1.VolumeSnapshot]
-	content  result[*snapshotv1.VolumeSnapshotContent]
-	class    result[*snapshotv1.VolumeSnapshotClass]
+	snapshot apiread.Result[*snapshotv1.VolumeSnapshot]
+	content  apiread.Result[*snapshotv1.VolumeSnapshotContent]
+	class    apiread.Result[*snapshotv1.VolumeSnapshotClass]
 	events   []*corev1.Event // about the content, newest first
 }
 
 func (g *gatherer) gatherSnapshot(ctx context.Context) error {
 	f, s := g.facts, &snapshotFact{}
 	f.snapshot = s
-	client := g.Dynamic.Resource(snapshots).Namespace(g.request.Namespace)
-	snapshot, err := typed[snapshotv1.VolumeSnapshot](client)(ctx, g.request.Name, metav1.GetOptions{})
-	if err != nil {
-		return g.request.wrap(err)
+	s.snapshot = g.snapshot(ctx, "snapshot", g.request.Namespace, g.request.Name)
+	if !s.snapshot.Found {
+		return g.request.wrap(s.snapshot.Err)
 	}
-	s.snapshot = found(snapshot)
+	snapshot := s.snapshot.Value
 	if name := contentOf(snapshot); name != "" {
-		s.content = get(ctx, f, "content", Request{Kind: kindContent, Name: name},
-			typed[snapshotv1.VolumeSnapshotContent](g.Dynamic.Resource(snapshotContents)))
+		s.content = g.content(ctx, "content", name)
 	}
 	if name := ptr.Deref(snapshot.Spec.VolumeSnapshotClassName, ""); name != "" {
-		s.class = get(ctx, f, "class", Request{Kind: kindSnapshotClass, Name: name},
-			typed[snapshotv1.VolumeSnapshotClass](g.Dynamic.Resource(snapshotClasses)))
+		s.class = get(ctx, g, "class", Request{Kind: kindSnapshotClass, Name: name},
+			apiread.Typed[snapshotv1.VolumeSnapshotClass](g.Dynamic.Resource(apiread.SnapshotClasses)))
 	}
 	if name := ptr.Deref(snapshot.Spec.Source.PersistentVolumeClaimName, ""); name != "" {
 		f.claim = g.claim(ctx, snapshot.Namespace, name)
-		if f.claim.found && f.claim.value.Spec.VolumeName != "" {
-			f.volume = g.volume(ctx, f.claim.value.Spec.VolumeName)
+		if f.claim.Found && f.claim.Value.Spec.VolumeName != "" {
+			f.volume = g.volume(ctx, f.claim.Value.Spec.VolumeName)
 		}
 	}
 	switch {
-	case s.content.found:
-		f.driver = s.content.value.Spec.Driver
-	case s.class.found:
-		f.driver = s.class.value.Driver
-	case f.volume.found:
-		f.driver = migration.DriverOfVolume(f.volume.value)
+	case s.content.Found:
+		f.driver = s.content.Value.Spec.Driver
+	case s.class.Found:
+		f.driver = s.class.Value.Driver
+	case f.volume.Found:
+		f.driver = migration.DriverOfVolume(f.volume.Value)
 	}
 	g.driver(ctx, roleSnapshotter)
 	g.logicalVolume(ctx, "snapshot-"+string(snapshot.UID), s.handle())
@@ -88,8 +88,8 @@ func contentOf(s *snapshotv1.VolumeSnapshot) string {
 
 // handle returns the ID of the snapshot at the driver; "" if it is not known.
 func (s *snapshotFact) handle() string {
-	switch content := s.content.value; {
-	case !s.content.found:
+	switch content := s.content.Value; {
+	case !s.content.Found:
 		return ""
 	case content.Status != nil && ptr.Deref(content.Status.SnapshotHandle, "") != "":
 		return *content.Status.SnapshotHandle
@@ -101,18 +101,18 @@ func (s *snapshotFact) handle() string {
 // contentEvents reads the events of the snapshotter, which are about the content.
 func (g *gatherer) contentEvents(ctx context.Context) {
 	s := g.facts.snapshot
-	if !s.content.found {
+	if !s.content.Found {
 		return
 	}
-	content := s.content.value
-	about := gatherer{Clients: g.Clients, request: Request{Kind: kindContent, Name: content.Name}, facts: &facts{reads: g.facts.reads}}
+	content := s.content.Value
+	about := g.about(Request{Kind: kindContent, Name: content.Name})
 	about.events(ctx, metav1.NamespaceDefault, string(content.UID))
 	s.events = about.facts.newestFirst()
 }
 
 func explainVolumeSnapshot(f *facts) Report {
 	e, s := &explanation{facts: f}, f.snapshot
-	snapshot := s.snapshot.value
+	snapshot := s.snapshot.Value
 	state := "The snapshot is not ready"
 	if snapshot.Status != nil && ptr.Deref(snapshot.Status.ReadyToUse, false) {
 		state = "The snapshot is ready to use"
@@ -127,8 +127,8 @@ func explainVolumeSnapshot(f *facts) Report {
 		explainSnapshotEvents(e)
 	}
 	explainDriver(e)
-	if e.driver != "" && s.content.found {
-		explainProcess(e, []string{"snapshotter"}, inQueues(s.content.value.Name, "csi-snapshotter-content"),
+	if e.driver != "" && s.content.Found {
+		explainProcess(e, []string{"snapshotter"}, inQueues(s.content.Value.Name, "csi-snapshotter-content"),
 			"snapshot-"+string(snapshot.UID))
 	}
 	rest := "The snapshotter of the driver sets the status of the content."
@@ -143,48 +143,47 @@ func explainVolumeSnapshot(f *facts) Report {
 
 // explainSnapshotSource reports on the claim of a dynamic snapshot.
 func explainSnapshotSource(e *explanation) {
-	snapshot := e.snapshot.snapshot.value
+	snapshot := e.snapshot.snapshot.Value
 	name := ptr.Deref(snapshot.Spec.Source.PersistentVolumeClaimName, "")
 	if name == "" || contentOf(snapshot) != "" {
 		return // the snapshot no longer needs the claim
 	}
 	switch {
-	case e.claim.missing:
-		e.add(Blocked, "source", "PersistentVolumeClaim %s/%s not found.", snapshot.Namespace, name).
-			next("Recreate the snapshot with an existing claim.")
-	case e.claim.found && e.claim.value.Status.Phase != corev1.ClaimBound:
-		e.add(Waiting, "source", "PersistentVolumeClaim %s/%s is %s, not Bound.", snapshot.Namespace, name,
-			cmp.Or(string(e.claim.value.Status.Phase), "new")).
-			next("The snapshot is created after the claim is bound. Run `storage-controller explain pvc -n %s %s`.", snapshot.Namespace,
+	case e.claim.Missing:
+		e.blocked("source", "PersistentVolumeClaim %s/%s not found.", snapshot.Namespace, name).
+			SetNext("Recreate the snapshot with an existing claim.")
+	case e.claim.Found && e.claim.Value.Status.Phase != corev1.ClaimBound:
+		e.waiting("source", "PersistentVolumeClaim %s/%s is %s, not Bound.", snapshot.Namespace, name,
+			cmp.Or(string(e.claim.Value.Status.Phase), "new")).
+			SetNext("The snapshot is created after the claim is bound. Run `storage-controller explain pvc -n %s %s`.", snapshot.Namespace,
 				name)
-	case e.claim.found:
-		e.add(Fine, "source", "PersistentVolumeClaim %s/%s is Bound.", snapshot.Namespace, name)
+	case e.claim.Found:
+		e.ok("source", "PersistentVolumeClaim %s/%s is Bound.", snapshot.Namespace, name)
 	}
 }
 
 func explainSnapshotClass(e *explanation) {
 	s := e.snapshot
-	snapshot := s.snapshot.value
+	snapshot := s.snapshot.Value
 	name := ptr.Deref(snapshot.Spec.VolumeSnapshotClassName, "")
 	switch {
 	case snapshot.Spec.Source.VolumeSnapshotContentName != nil:
 	case name == "" && contentOf(snapshot) == "":
-		e.add(Waiting, "class", "volumeSnapshotClassName is not set.").
-			next("The snapshot-controller assigns the default VolumeSnapshotClass of the driver, if there is exactly one.")
-	case s.class.missing && s.content.found && s.content.value.Status != nil && s.content.value.Status.SnapshotHandle != nil:
-		e.add(Fine, "class", "VolumeSnapshotClass %q not found; the snapshot no longer needs it.", name)
-	case s.class.missing:
-		e.add(Blocked, "class", "VolumeSnapshotClass %q not found.", name).
-			next("Create VolumeSnapshotClass %q, or recreate the snapshot with an existing class.", name)
-	case s.class.found:
-		e.add(Fine, "class", "VolumeSnapshotClass %q: driver %s, deletionPolicy %s.", name, s.class.value.Driver,
-			s.class.value.DeletionPolicy)
-		if !e.volume.found {
+		e.waiting("class", "volumeSnapshotClassName is not set.").
+			SetNext("The snapshot-controller assigns the default VolumeSnapshotClass of the driver, if there is exactly one.")
+	case s.class.Missing && s.content.Found && s.content.Value.Status != nil && s.content.Value.Status.SnapshotHandle != nil:
+		e.ok("class", "VolumeSnapshotClass %q not found; the snapshot no longer needs it.", name)
+	case s.class.Missing:
+		e.blocked("class", "VolumeSnapshotClass %q not found.", name).
+			SetNext("Create VolumeSnapshotClass %q, or recreate the snapshot with an existing class.", name)
+	case s.class.Found:
+		e.ok("class", "VolumeSnapshotClass %q: driver %s, deletionPolicy %s.", name, s.class.Value.Driver, s.class.Value.DeletionPolicy)
+		if !e.volume.Found {
 			return
 		}
-		if driver := migration.DriverOfVolume(e.volume.value); driver != s.class.value.Driver {
-			e.add(Blocked, "class", "The volume of the claim belongs to driver %q, VolumeSnapshotClass %q to %q.", driver, name,
-				s.class.value.Driver).next("Recreate the snapshot with a VolumeSnapshotClass of driver %q.", driver)
+		if driver := migration.DriverOfVolume(e.volume.Value); driver != s.class.Value.Driver {
+			e.blocked("class", "The volume of the claim belongs to driver %q, VolumeSnapshotClass %q to %q.", driver, name,
+				s.class.Value.Driver).SetNext("Recreate the snapshot with a VolumeSnapshotClass of driver %q.", driver)
 		}
 	}
 }
@@ -192,7 +191,7 @@ func explainSnapshotClass(e *explanation) {
 // explainContent reports on the VolumeSnapshotContent, which the snapshotter works on.
 func explainContent(e *explanation) {
 	s := e.snapshot
-	snapshot, content := s.snapshot.value, s.content.value
+	snapshot, content := s.snapshot.Value, s.content.Value
 	name := contentOf(snapshot)
 	switch {
 	case name == "":
@@ -200,18 +199,18 @@ func explainContent(e *explanation) {
 			e.failed("content", failureOfSnapshot(status.Error, componentSnapshotController), "Last error of the snapshot")
 			return
 		}
-		e.add(Waiting, "content", "The snapshot has no VolumeSnapshotContent yet.").next("The snapshot-controller creates it. %s", ifNot)
-	case s.content.missing && snapshot.DeletionTimestamp != nil:
-		e.add(Waiting, "content", "VolumeSnapshotContent %q was deleted.", name).
-			next("The snapshot-controller removes its finalizers from the snapshot. %s", ifNot)
-	case s.content.missing:
-		e.add(Blocked, "content", "VolumeSnapshotContent %q not found.",
-			name).next("Recreate the snapshot, or restore its VolumeSnapshotContent.")
-	case !s.content.found:
+		e.waiting("content", "The snapshot has no VolumeSnapshotContent yet.").SetNext("The snapshot-controller creates it. %s", ifNot)
+	case s.content.Missing && snapshot.DeletionTimestamp != nil:
+		e.waiting("content", "VolumeSnapshotContent %q was deleted.", name).
+			SetNext("The snapshot-controller removes its finalizers from the snapshot. %s", ifNot)
+	case s.content.Missing:
+		e.blocked("content", "VolumeSnapshotContent %q not found.",
+			name).SetNext("Recreate the snapshot, or restore its VolumeSnapshotContent.")
+	case !s.content.Found:
 	case content.Spec.VolumeSnapshotRef.UID != "" && content.Spec.VolumeSnapshotRef.UID != snapshot.UID:
-		e.add(Blocked, "content", "VolumeSnapshotContent %q is bound to another snapshot, %s/%s with UID %s.", name,
+		e.blocked("content", "VolumeSnapshotContent %q is bound to another snapshot, %s/%s with UID %s.", name,
 			content.Spec.VolumeSnapshotRef.Namespace, content.Spec.VolumeSnapshotRef.Name, content.Spec.VolumeSnapshotRef.UID).
-			next("Recreate the snapshot.")
+			SetNext("Recreate the snapshot.")
 	case content.DeletionTimestamp != nil || snapshot.DeletionTimestamp != nil:
 		explainContentDeletion(e)
 	default:
@@ -226,7 +225,7 @@ func failureOfSnapshot(err *snapshotv1.VolumeSnapshotError, by string) failure {
 
 // explainSnapshotEvents reports the newest event about the snapshot and about its content that names an obstacle.
 func explainSnapshotEvents(e *explanation) {
-	deleted := e.snapshot.snapshot.value.DeletionTimestamp
+	deleted := e.snapshot.snapshot.Value.DeletionTimestamp
 	explain := func(events []*corev1.Event, object, by string) {
 		i := slices.IndexFunc(events, func(event *corev1.Event) bool {
 			return event.Type != corev1.EventTypeNormal || event.Reason == reasonDeletePending
@@ -235,17 +234,17 @@ func explainSnapshotEvents(e *explanation) {
 			return
 		}
 		event := events[i]
-		finding := e.failed("content", failureOfEvent(event, by), "Last event about %s (%s)", object, event.Reason)
+		added := e.failed("content", failureOfEvent(event, by), "Last event about %s (%s)", object, event.Reason)
 		if event.Type == corev1.EventTypeNormal {
-			finding.Severity, finding.Next = Waiting, ""
+			added.Severity, added.Next = finding.Waiting, ""
 		}
 	}
 	explain(e.newestFirst(), "the snapshot", componentSnapshotController)
-	explain(e.snapshot.events, objectName(kindContent, "", contentOf(e.snapshot.snapshot.value)), roleSnapshotter)
+	explain(e.snapshot.events, apiread.Name(kindContent, "", contentOf(e.snapshot.snapshot.Value)), roleSnapshotter)
 }
 
 func explainContentStatus(e *explanation) {
-	content := e.snapshot.content.value
+	content := e.snapshot.content.Value
 	status := content.Status
 	if status == nil {
 		status = &snapshotv1.VolumeSnapshotContentStatus{}
@@ -255,56 +254,56 @@ func explainContentStatus(e *explanation) {
 	case status.Error != nil:
 		e.failed("content", failureOfSnapshot(status.Error, roleSnapshotter), "Last error of VolumeSnapshotContent %q", content.Name)
 	case ptr.Deref(status.ReadyToUse, false):
-		e.add(Fine, "content", "VolumeSnapshotContent %q is ready, with snapshot handle %q.", content.Name, handle)
-		if s := e.snapshot.snapshot.value; s.Status == nil || !ptr.Deref(s.Status.ReadyToUse, false) {
-			e.add(Waiting, "content", "The status of the snapshot does not show this yet.").
-				next("The snapshot-controller updates it. %s", ifNot)
+		e.ok("content", "VolumeSnapshotContent %q is ready, with snapshot handle %q.", content.Name, handle)
+		if s := e.snapshot.snapshot.Value; s.Status == nil || !ptr.Deref(s.Status.ReadyToUse, false) {
+			e.waiting("content", "The status of the snapshot does not show this yet.").
+				SetNext("The snapshot-controller updates it. %s", ifNot)
 		}
 	case handle != "":
-		e.add(Waiting, "content", "Driver %s has created snapshot %q, which is not ready to use.", e.driver, handle).
-			next("The snapshotter asks driver %s again until the snapshot is ready to use.", e.driver)
+		e.waiting("content", "Driver %s has created snapshot %q, which is not ready to use.", e.driver, handle).
+			SetNext("The snapshotter asks driver %s again until the snapshot is ready to use.", e.driver)
 	case ptr.Deref(content.Spec.Source.SnapshotHandle, "") != "":
-		e.add(Waiting, "content", "VolumeSnapshotContent %q names snapshot %q and has no status yet.", content.Name,
+		e.waiting("content", "VolumeSnapshotContent %q names snapshot %q and has no status yet.", content.Name,
 			*content.Spec.Source.SnapshotHandle).
-			next("The snapshotter of driver %s asks driver %[1]s for the snapshot and sets the status of the content.", e.driver)
+			SetNext("The snapshotter of driver %s asks driver %[1]s for the snapshot and sets the status of the content.", e.driver)
 	case isMember(content):
-		e.add(Waiting, "content", "VolumeSnapshotContent %q belongs to a group snapshot and has no status yet.", content.Name).
-			next("The snapshot-controller sets its status after that of the group: `kubectl get volumegroupsnapshotcontents`. " +
+		e.waiting("content", "VolumeSnapshotContent %q belongs to a group snapshot and has no status yet.", content.Name).
+			SetNext("The snapshot-controller sets its status after that of the group: `kubectl get volumegroupsnapshotcontents`. " +
 				"A restored snapshot whose group is not listed gets no status: restore it by its snapshot handle.")
 	default:
-		e.add(Waiting, "content", "VolumeSnapshotContent %q has no snapshot handle yet.", content.Name).
-			next("The snapshotter of driver %s calls CreateSnapshot.", e.driver)
+		e.waiting("content", "VolumeSnapshotContent %q has no snapshot handle yet.", content.Name).
+			SetNext("The snapshotter of driver %s calls CreateSnapshot.", e.driver)
 	}
 }
 
 // explainContentDeletion reports what holds a deleted snapshot.
 func explainContentDeletion(e *explanation) {
 	s := e.snapshot
-	content := s.content.value
+	content := s.content.Value
 	_, released := content.Annotations[snapshotter.AnnBeingDeleted]
 	switch {
-	case s.snapshot.value.DeletionTimestamp == nil:
-		e.add(Blocked, "content", "VolumeSnapshotContent %q has been Terminating for %s, but the snapshot exists: its data is kept until "+
+	case s.snapshot.Value.DeletionTimestamp == nil:
+		e.blocked("content", "VolumeSnapshotContent %q has been Terminating for %s, but the snapshot exists: its data is kept until "+
 			"the snapshot is deleted.", content.Name, e.age(content.DeletionTimestamp.Time)).
-			next("Delete the snapshot, if its data is no longer needed.")
+			SetNext("Delete the snapshot, if its data is no longer needed.")
 	case !released:
-		e.add(Waiting, "content", "The snapshot-controller has not released VolumeSnapshotContent %q for deletion.", content.Name).
-			next("The snapshot-controller releases it after claims that restore the snapshot are provisioned. %s", ifNot)
+		e.waiting("content", "The snapshot-controller has not released VolumeSnapshotContent %q for deletion.", content.Name).
+			SetNext("The snapshot-controller releases it after claims that restore the snapshot are provisioned. %s", ifNot)
 	case content.DeletionTimestamp == nil:
-		e.add(Waiting, "content", "VolumeSnapshotContent %q (deletionPolicy %s) is not being deleted yet.", content.Name,
-			content.Spec.DeletionPolicy).next("The snapshot-controller deletes it. %s", ifNot)
+		e.waiting("content", "VolumeSnapshotContent %q (deletionPolicy %s) is not being deleted yet.", content.Name,
+			content.Spec.DeletionPolicy).SetNext("The snapshot-controller deletes it. %s", ifNot)
 	default:
-		finding := e.add(Waiting, "content", "VolumeSnapshotContent %q has been Terminating for %s.", content.Name,
+		added := e.waiting("content", "VolumeSnapshotContent %q has been Terminating for %s.", content.Name,
 			e.age(content.DeletionTimestamp.Time))
 		switch {
 		case isMember(content):
-			finding.next("The snapshotter of driver %s removes its finalizer; the snapshot is deleted with its group, "+
+			added.SetNext("The snapshotter of driver %s removes its finalizer; the snapshot is deleted with its group, "+
 				"or stays if there is none.", e.driver)
 		case content.Spec.DeletionPolicy != snapshotv1.VolumeSnapshotContentDelete:
-			finding.next("The snapshotter of driver %s removes its finalizer; the driver keeps the snapshot (deletionPolicy %s).", e.driver,
-				content.Spec.DeletionPolicy)
+			added.SetNext("The snapshotter of driver %s removes its finalizer; the driver keeps the snapshot (deletionPolicy %s).",
+				e.driver, content.Spec.DeletionPolicy)
 		default:
-			finding.next("The snapshotter of driver %s calls DeleteSnapshot and removes its finalizer.", e.driver)
+			added.SetNext("The snapshotter of driver %s calls DeleteSnapshot and removes its finalizer.", e.driver)
 		}
 	}
 }

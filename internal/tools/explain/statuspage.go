@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
 )
 
@@ -32,12 +33,12 @@ func explainProcess(e *explanation, roles []string, of attempts, volumes ...stri
 		return
 	}
 	if p.err != nil {
-		e.add(Unknown, "process", "Cannot read the status page at %s: %s", p.url, sentence(p.err.Error()))
+		e.unknown("process", "Cannot read the status page at %s: %s", p.url, sentence(p.err.Error()))
 		return
 	}
 	for _, r := range p.page.Roles {
 		if slices.Contains(roles, r.Name) && r.Lease != nil && !r.Lease.Leader {
-			e.add(Fine, "process",
+			e.ok("process",
 				"The %s at %s is a standby: %q holds Lease %s. Query that replica.", r.Name, p.url, r.Lease.Holder, r.Lease.Lease)
 		}
 	}
@@ -49,12 +50,12 @@ func explainProcess(e *explanation, roles []string, of attempts, volumes ...stri
 	}
 	for _, queue := range p.page.Loops {
 		if of[queue.Name] != nil && queue.Failures > len(queue.Failing) {
-			e.add(Unknown, "process", "The process at %s shows %d of %d keys in back-off in queue %s, and none of this object.", p.url,
+			e.unknown("process", "The process at %s shows %d of %d keys in back-off in queue %s, and none of this object.", p.url,
 				len(queue.Failing), queue.Failures, queue.Name)
 		}
 	}
 	if len(e.findings) == before {
-		e.add(Fine, "process", "The process at %s reports no running or failed attempt for this object.", p.url)
+		e.ok("process", "The process at %s reports no running or failed attempt for this object.", p.url)
 	}
 }
 
@@ -64,19 +65,18 @@ func explainCalls(e *explanation, page statusz.Page, volumes []string) {
 		return
 	}
 	if d.NotReady != "" {
-		e.add(Blocked, "process",
-			"The driver is not ready: %s", sentence(d.NotReady)).next("Check why the driver does not respond on its socket.")
+		e.blocked("process",
+			"The driver is not ready: %s", sentence(d.NotReady)).SetNext("Check why the driver does not respond on its socket.")
 	}
 	for _, c := range d.Running {
 		if c.Volume != "" && slices.Contains(volumes, c.Volume) {
-			e.add(Waiting, "process",
-				"%s for %q has been in flight for %s.", c.Method, c.Volume, duration.HumanDuration(page.Now.Sub(c.Began))).
-				next("The call ends with the response of the driver, or at its deadline.")
+			e.waiting("process", "%s for %q has been in flight for %s.", c.Method, c.Volume, duration.HumanDuration(page.Now.Sub(c.Began))).
+				SetNext("The call ends with the response of the driver, or at its deadline.")
 		}
 	}
 	for _, c := range d.Failed { // newest first
 		if c.Volume != "" && slices.Contains(volumes, c.Volume) {
-			e.add(Failing, "process", "%s for %q failed %s ago after %s with %s: %s", c.Method, c.Volume,
+			e.failing("process", "%s for %q failed %s ago after %s with %s: %s", c.Method, c.Volume,
 				duration.HumanDuration(page.Now.Sub(c.Began.Add(c.Took))), c.Took.Round(time.Millisecond), c.Code, sentence(c.Error))
 			break
 		}
@@ -99,8 +99,7 @@ func explainAttempts(e *explanation, page statusz.Page, of attempts) {
 		}
 		for _, r := range queue.Running {
 			if concerns(r.Key) {
-				e.add(Waiting, "process",
-					"An attempt has been in progress for %s (%s).", duration.HumanDuration(page.Now.Sub(r.Since)),
+				e.waiting("process", "An attempt has been in progress for %s (%s).", duration.HumanDuration(page.Now.Sub(r.Since)),
 					queueAndStage(queue.Name, r.Stage))
 			}
 		}
@@ -112,7 +111,7 @@ func explainAttempts(e *explanation, page statusz.Page, of attempts) {
 			if k.Next.After(page.Now) {
 				f.again = " in " + duration.HumanDuration(k.Next.Sub(page.Now))
 			}
-			e.failed("process", f, "%s in a row (%s), next attempt%s", count(k.Attempts, "failed attempt"),
+			e.failed("process", f, "%s in a row (%s), next attempt%s", finding.Plural(k.Attempts, "failed attempt"),
 				queueAndStage(queue.Name, k.Stage), f.again)
 		}
 	}
