@@ -131,8 +131,8 @@ func (s *source) writeDefaults(g *group) {
 		off(attributesClass, 6, 0)
 		noteDefaults(s, g, known, "--feature-gates=VolumeAttributesClass=true since v6, --feature-gates=Topology=true since v5, "+
 			"--prevent-volume-mode-conversion since v4, --default-fstype unset since v2")
-		s.noteGate(g, "HonorPVReclaimPolicy", known && v.before(5, 1), "as with csi-provisioner v5.1 and later, new PersistentVolumes get a "+
-			"finalizer: their reclaim policy also holds if they are deleted before their claim")
+		s.noteGate(g, "HonorPVReclaimPolicy", known && v.before(5, 1), "as with csi-provisioner v5.1 and later, new PersistentVolumes get "+
+			"a finalizer: their reclaim policy also holds if they are deleted before their claim")
 	case csiAttacher:
 		add(known && v.before(4, 0), "default-fstype", "ext4")
 		add(true, "worker-threads", "10")
