@@ -311,13 +311,15 @@ func pageError(err error) string {
 
 // otherWays returns the commands that examine the process in a pod whose status page cannot be read because of err.
 func (w *workload) otherWays(pod string, err error) string {
+	exec := fmt.Sprintf("kubectl exec -n %s %s -c %s -- /storage-controller doctor", w.object.Namespace, pod, w.container.Name)
 	_, port := endpoint(w.container)
-	port = cmp.Or(port, "PORT")
+	if port == "" {
+		return "run " + exec
+	}
 	url := "http://127.0.0.1:" + port
 	if apierrors.IsUnauthorized(err) || strings.Contains(pageError(err), "HTTP request to an HTTPS server") { // --secure-metrics-server
 		url = "https://127.0.0.1:" + port + " --status-insecure-skip-tls-verify"
 	}
-	exec := fmt.Sprintf("kubectl exec -n %s %s -c %s -- /storage-controller doctor", w.object.Namespace, pod, w.container.Name)
 	forward := fmt.Sprintf("kubectl port-forward -n %s pod/%s %s", w.object.Namespace, pod, port)
 	return "run " + exec + "; or " + forward + ", and storage-controller doctor --status-url=" + url
 }

@@ -362,7 +362,7 @@ func TestNoProcessAnswers(t *testing.T) {
 			w.state(corev1.ContainerStatus{State: corev1.ContainerState{Terminated: exited}})
 		}, "controller does not run; it exited with code 2 (Error): unknown flag: --nope", "kubectl logs"},
 		"no port": {func(w *fakeWorkload) { w.container().Ports = w.container().Ports[:1] },
-			"neither a port called http-endpoint", exec + "|kubectl port-forward -n kube-system pod/p1 PORT"},
+			"neither a port called http-endpoint", exec},
 		"TLS": {func(w *fakeWorkload) {
 			w.page = respond(http.StatusBadRequest, "Client sent an HTTP request to an HTTPS server.\n")
 		}, "HTTP status 400: Client sent an HTTP request to an HTTPS server.",

@@ -35,6 +35,9 @@ func (c Config) Plan(driver csiclient.Driver, known bool) doctor.Plan {
 		Selected:     namesRoles(c.Settings) || !mayRun(c.Settings, attacherName) || !mayRun(c.Settings, capacityName),
 		PodNamespace: election.Namespace(""), Pod: os.Getenv("POD_NAME"),
 	}
+	if p.Pod == "" && c.inPod() {
+		p.Host, _ = os.Hostname() // after an error it is unknown
+	}
 	p.Findings = append(p.Findings, newCheck("settings", "valid", c.Validate(),
 		"correct the flag, the environment variable or the file; config print shows the effective settings"))
 	chosen, others, refusal := c.choose(driver, known)
@@ -167,12 +170,6 @@ func (c Config) environmentChecks(chosen []Role, inPod bool) []finding.Finding {
 		missing.Next += "; this process uses a kubeconfig, so the environment of the pod may differ"
 	}
 	checks := []finding.Finding{missing}
-	elected := slices.ContainsFunc(chosen, func(r Role) bool { return c.Role(r.Name).Election.Enabled })
-	if elected && os.Getenv("POD_NAME") == "" && inPod {
-		checks = append(checks, finding.New(finding.Warning, "environment",
-			"POD_NAME is not set: the host name identifies a replica, but pods with hostNetwork on the same node share it",
-			"set POD_NAME from metadata.name"))
-	}
 	for _, name := range All.Options().UnknownVariables(os.Environ()) {
 		checks = append(checks, finding.New(finding.Warning, "environment",
 			"environment variable "+name+" matches no option and has no effect",

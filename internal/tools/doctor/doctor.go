@@ -102,6 +102,8 @@ type Plan struct {
 	// PodNamespace is the namespace to search for sidecars, Pod the name of the own pod if known.
 	PodNamespace string `json:"podNamespace"`
 	Pod          string `json:"pod,omitempty"`
+	// Host is the host name, which identifies the process in Leases if Pod is unknown; "" otherwise.
+	Host string `json:"host,omitempty"`
 	// SecretNamespaces are the namespaces in which secrets of classes may be; empty means all.
 	SecretNamespaces []string `json:"secretNamespaces,omitempty"`
 	// Selected reports whether --controllers leaves roles out: other processes may run them.

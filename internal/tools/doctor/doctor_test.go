@@ -127,6 +127,32 @@ func TestSidecarsOfAPod(t *testing.T) {
 	}
 }
 
+// TestIdentity: the host name identifies a replica, unless several pods share it.
+func TestIdentity(t *testing.T) {
+	pod := func(name string, hostNetwork bool) []*corev1.Pod {
+		return []*corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{HostNetwork: hostNetwork}}}
+	}
+	elected := []Role{{}, {Elected: true}}
+	for name, tt := range map[string]struct {
+		plan  Plan
+		pods  []*corev1.Pod
+		warns bool
+	}{
+		"POD_NAME is set":      {Plan{Roles: elected}, nil, false},
+		"the name of the pod":  {Plan{Roles: elected, Host: "p"}, pod("p", false), false},
+		"that of the node":     {Plan{Roles: elected, Host: "n"}, pod("p", true), true},
+		"a pod with that name": {Plan{Roles: elected, Host: "p"}, pod("p", true), true},
+		"pods are unknown":     {Plan{Roles: elected, Host: "p"}, nil, true},
+		"no Lease":             {Plan{Roles: elected[:1], Host: "n"}, nil, false},
+	} {
+		e := &examination{Report: &Report{}, plan: tt.plan}
+		e.checkIdentity(tt.pods)
+		if (len(e.Findings) == 1) != tt.warns {
+			t.Errorf("%s: %+v", name, e.Findings)
+		}
+	}
+}
+
 func TestCSIDriverAgainstCapabilities(t *testing.T) {
 	t.Parallel()
 	yes, no := ptr.To(true), ptr.To(false)

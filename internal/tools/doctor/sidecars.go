@@ -26,6 +26,7 @@ const sidecarsCheck = "sidecars"
 func (e *examination) checkSidecars(ctx context.Context) {
 	query := apiread.Query{Topic: sidecarsCheck, What: "Pods in namespace " + e.plan.PodNamespace, Effect: onlyThisCommand}
 	pods := apiread.List[*corev1.Pod](ctx, e.reader, query, e.Kubernetes.CoreV1().Pods(e.plan.PodNamespace).List)
+	e.checkIdentity(pods.Value)
 	if !pods.Found {
 		return
 	}
@@ -38,6 +39,16 @@ func (e *examination) checkSidecars(ctx context.Context) {
 		return
 	}
 	e.Findings = append(e.Findings, found...)
+}
+
+// checkIdentity warns about a process that the name of its host identifies, unless one of pods has that name and a host name of its own.
+func (e *examination) checkIdentity(pods []*corev1.Pod) {
+	elected := slices.ContainsFunc(e.plan.Roles, func(r Role) bool { return r.Elected })
+	hasOwnName := slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return pod.Name == e.plan.Host && !pod.Spec.HostNetwork })
+	if elected && e.plan.Host != "" && !hasOwnName {
+		e.add("environment", finding.Warning, "set POD_NAME from metadata.name",
+			"POD_NAME is not set: the host name %s identifies a replica, but pods with hostNetwork on the same node share it", e.plan.Host)
+	}
 }
 
 // sidecarsOf returns a check for each container of pod that does the work of a role.
