@@ -7,153 +7,96 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/storage-controller/storage-controller/internal/settings"
 )
 
-// sidecarDefaults are the flags of the newest sidecars: the sidecar, the flag, its default ("" is empty), and if it is another one
-// here, the default here and the reason.
-const sidecarDefaults = `
-sidecars version false
-sidecars kubeconfig ""
-sidecars csi-address /run/csi/socket
-sidecars leader-election false
-sidecars leader-election-namespace ""
-sidecars leader-election-lease-duration 15s
-sidecars leader-election-renew-deadline 10s
-sidecars leader-election-retry-period 5s
-sidecars kube-api-qps 5 0 no limit: API Priority and Fairness protects the server
-sidecars kube-api-burst 10
-sidecars http-endpoint ""
-sidecars metrics-address ""
-sidecars metrics-path /metrics
-sidecars leader-election-labels ""
-sidecars automaxprocs false
-logs v 0
-logs vmodule ""
-logs logging-format text
-logs log-flush-frequency 5s
-logs log-text-split-stream false
-logs log-text-info-buffer-size 0
-logs log-json-split-stream false
-logs log-json-info-buffer-size 0
-csi-provisioner master ""
-csi-provisioner volume-name-prefix pvc
-csi-provisioner volume-name-uuid-length -1
-csi-provisioner retry-interval-start 1s
-csi-provisioner retry-interval-max 5m0s
-csi-provisioner worker-threads 100
-csi-provisioner cloning-protection-threads 1
-csi-provisioner snapshot-orphan-sweep-interval 5m0s
-csi-provisioner capacity-threads 1
-csi-provisioner timeout 10s 15s one default for all roles that call for volumes: fewer indeterminate calls
-csi-provisioner strict-topology false
-csi-provisioner immediate-topology true
-csi-provisioner extra-create-metadata false
-csi-provisioner enable-pprof false
-csi-provisioner default-fstype ""
-csi-provisioner kube-api-capacity-qps 1 0 no limit: API Priority and Fairness protects the server
-csi-provisioner kube-api-capacity-burst 5
-csi-provisioner enable-capacity false
-csi-provisioner capacity-for-immediate-binding false
-csi-provisioner capacity-poll-interval 1m0s
-csi-provisioner capacity-ownerref-level 1
-csi-provisioner node-deployment false
-csi-provisioner node-deployment-immediate-binding true
-csi-provisioner node-deployment-base-delay 20s
-csi-provisioner node-deployment-max-delay 1m0s
-csi-provisioner controller-publish-readonly false
-csi-provisioner prevent-volume-mode-conversion true
-csi-provisioner feature-gates ""
-csi-attacher resync 10m0s
-csi-attacher timeout 15s
-csi-attacher retry-interval-start 1s
-csi-attacher retry-interval-max 5m0s
-csi-attacher worker-threads 10 100 a worker mostly waits for the driver
-csi-attacher max-entries 0
-csi-attacher default-fstype ""
-csi-attacher reconcile-sync 1m0s
-csi-attacher max-grpc-log-length -1
-csi-attacher feature-gates ""
-csi-resizer master ""
-csi-resizer resync-period 10m0s
-csi-resizer workers 10
-csi-resizer extra-modify-metadata false
-csi-resizer timeout 10s 15s one default for all roles that call for volumes: fewer indeterminate calls
-csi-resizer resize-timeout 10s 0s means --timeout
-csi-resizer modify-timeout 10s 0s means --timeout
-csi-resizer retry-interval-start 1s
-csi-resizer retry-interval-max 5m0s
-csi-resizer handle-volume-inuse-error true
-csi-resizer feature-gates ""
-csi-snapshotter resync-period 15m0s
-csi-snapshotter snapshot-name-prefix snapshot
-csi-snapshotter snapshot-name-uuid-length -1
-csi-snapshotter worker-threads 10
-csi-snapshotter timeout 1m0s
-csi-snapshotter extra-create-metadata false
-csi-snapshotter retry-interval-start 1s
-csi-snapshotter retry-interval-max 5m0s
-csi-snapshotter node-deployment false
-csi-snapshotter groupsnapshot-name-prefix groupsnapshot
-csi-snapshotter groupsnapshot-name-uuid-length -1
-csi-snapshotter feature-gates ""
-livenessprobe probe-timeout 3s
-livenessprobe csi-address /run/csi/socket
-livenessprobe health-port 9808
-livenessprobe metrics-address ""
-livenessprobe http-endpoint ""
-livenessprobe metrics-path /metrics
+// referenceFacts are the facts about the sidecars, which TestReferenceFacts of test/e2e compares with the sidecars.
+const referenceFacts = "../../test/reference/facts.txt"
+
+// probeFacts are those about livenessprobe, which is not on the module proxy: its CHANGELOG has them.
+const probeFacts = `
+livenessprobe flag csi-address /run/csi/socket
+livenessprobe flag health-port 9808
+livenessprobe flag http-endpoint -
+livenessprobe flag metrics-address -
+livenessprobe flag metrics-path /metrics
+livenessprobe flag probe-timeout 3s
 `
 
-// defaultsOf has the source of the rows of a sidecar, and the commands here that have its flags.
-var defaultsOf = map[string]struct {
-	source   string
-	commands []string
-}{
-	"sidecars":        {"csi-lib-utils v0.25.0, standardflags", []string{"provision", "attach", "resize", "snapshot"}},
-	"logs":            {"component-base v0.37.1, logs/api/v1", []string{"provision", "attach", "resize", "snapshot", "livenessprobe"}},
-	"csi-provisioner": {"external-provisioner v6.4.0, cmd/csi-provisioner", []string{"provision"}},
-	"csi-attacher":    {"external-attacher v4.13.0, cmd/csi-attacher", []string{"attach"}},
-	"csi-resizer":     {"external-resizer v2.3.0, cmd/csi-resizer", []string{"resize"}},
-	"csi-snapshotter": {"external-snapshotter v8.7.0, cmd/csi-snapshotter", []string{"snapshot"}},
-	"livenessprobe":   {"livenessprobe v2.17 to v2.20, CHANGELOG", []string{"livenessprobe"}},
-}
+// differences are the facts that are different here: the sidecar (* means each) and the fact, its value here, and the reason.
+const differences = `
+* flag kube-api-qps | - | no limit: API Priority and Fairness protects the server
+csi-provisioner flag kube-api-capacity-qps | - | no limit: API Priority and Fairness protects the server
+csi-provisioner flag timeout | 15s | one default for all roles that call for volumes: fewer indeterminate calls
+csi-resizer flag timeout | 15s | one default for all roles that call for volumes: fewer indeterminate calls
+csi-attacher flag worker-threads | 100 | a worker mostly waits for the driver
+csi-resizer flag resize-timeout | - | means --timeout
+csi-resizer flag modify-timeout | - | means --timeout
+* gate ReleaseLeaderElectionOnExit | accepted, no effect | the Lease is always released
+* metric aggregator_* | - | of a library for API servers, which a sidecar does not use
+* metric apiserver_* | - | of a library for API servers, which a sidecar does not use
+* metric cardinality_enforcement_unexpected_categorizations_total | - | about k8s.io/component-base, which does not serve the metrics here
+* metric disabled_metrics_total | - | about k8s.io/component-base, which does not serve the metrics here
+* metric hidden_metrics_total | - | about k8s.io/component-base, which does not serve the metrics here
+* metric registered_metrics_total | - | about k8s.io/component-base, which does not serve the metrics here
+csi-provisioner metric promhttp_* | - | about the scrapes themselves
+csi-resizer metric rest_client_* | - | the API server's apiserver_request_total and apiserver_request_duration_seconds have the requests
+csi-provisioner event ProvisioningCleanupFailed | - | a volume whose PV is not created yet is never deleted for that; the creation is retried
+csi-provisioner event VolumeDelete | - | VolumeFailedDelete if the volume is still attached after a minute
+`
 
-// TestDocsDefaults compares the defaults of the flags with those of the sidecars, and the table of the page with both, or writes it
-// when UPDATE is set (make generate).
-func TestDocsDefaults(t *testing.T) {
-	tree := commandTree(t)
-	var table strings.Builder
-	table.WriteString("<!-- defaults: begin -->\n| flag | of | default there | here | reason |\n|---|---|---|---|---|\n")
-	for line := range strings.Lines(strings.TrimSpace(sidecarDefaults)) {
-		fields := strings.Fields(line)
-		sidecar, flag, upstream := fields[0], fields[1], strings.Trim(fields[2], `"`)
-		ours, reason := upstream, ""
-		if len(fields) > 3 {
-			ours, reason = fields[3], strings.Join(fields[4:], " ")
-			if ours == upstream || reason == "" {
-				t.Errorf("--%s of %s: %q there and %q here, because %q", flag, sidecar, upstream, ours, reason)
+// zero is the value of a flag whose default is false, 0 or empty: --help does not print it.
+const zero = "-"
+
+// noEffect is what a feature gate is here that is accepted and has no effect.
+const noEffect = "accepted, no effect"
+
+// commandOf has the command here with the flags of a sidecar.
+var commandOf = map[string]string{"csi-provisioner": "provision", "csi-attacher": "attach", "csi-resizer": "resize",
+	"csi-snapshotter": "snapshot", "livenessprobe": "livenessprobe"}
+
+// TestDocsCompatibility compares flags, feature gates, metrics and events with those of the sidecars, and the tables of the page with
+// both, or writes them when UPDATE is set (make generate). A different value needs a reason in [differences].
+func TestDocsCompatibility(t *testing.T) {
+	c := newComparison(t)
+	var tables strings.Builder
+	tables.WriteString("<!-- sidecars: begin -->\n" +
+		"These versions were built, run and compared; [differences.md](differences.md) has the differences in behavior.\n" +
+		"*csi-\\** are the four of them, and *not set* means false, 0 or empty.\n\n")
+	for _, f := range c.facts {
+		if f.kind == "version" {
+			if !strings.Contains(c.modules, f.name+" "+f.value+" ") {
+				t.Errorf("%s has %s %s, which is not built any more", referenceFacts, f.name, f.value)
 			}
+			fmt.Fprintf(&tables, "- %s %s\n", f.sidecar, f.value)
 		}
-		for _, command := range defaultsOf[sidecar].commands {
-			f := tree[command].Flags().Lookup(flag)
-			if f == nil {
-				t.Errorf("%s does not have --%s of %s", command, flag, sidecar)
-			} else if got := strings.Trim(f.DefValue, "[]"); got != ours {
-				t.Errorf("--%s of %s is %q, want %q as in %s, or a reason", flag, command, got, ours, defaultsOf[sidecar].source)
-			}
-		}
-		fmt.Fprintf(&table, "| `--%s` | %s | %s | %s | %s |\n", flag, defaultsOf[sidecar].source, code(upstream), code(ours), reason)
 	}
-	table.WriteString("<!-- defaults: end -->")
+	tables.WriteString("- livenessprobe v2.17.0 to v2.20.0, not built: its source is not on the module proxy. Its flags are those of its " +
+		"CHANGELOG\n")
+	c.table(&tables, "flag", "Flags", "flag | sidecar | default there")
+	c.table(&tables, "gate", "Feature gates", "gate | sidecar | stage and default there")
+	c.libraryGates(&tables)
+	c.table(&tables, "metric", "Metrics", "metric | sidecar | type and labels there")
+	c.table(&tables, "event", "Events", "reason | sidecar | type there")
+	tables.WriteString("<!-- sidecars: end -->")
+	for what, d := range c.differences {
+		if !d.used {
+			t.Errorf("no sidecar has what differences has: %s", what)
+		}
+	}
 	const page = "../../docs/compatibility.md"
 	have, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	part := regexp.MustCompile("(?s)<!-- defaults: begin -->.*?<!-- defaults: end -->")
-	want := part.ReplaceAllLiteralString(string(have), table.String())
+	part := regexp.MustCompile("(?s)<!-- sidecars: begin -->.*?<!-- sidecars: end -->")
+	want := part.ReplaceAllLiteralString(string(have), tables.String())
 	if os.Getenv("UPDATE") != "" {
 		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -163,10 +106,189 @@ func TestDocsDefaults(t *testing.T) {
 	}
 }
 
-// code returns text in backquotes, and nothing for nothing.
-func code(text string) string {
-	if text == "" {
-		return ""
-	}
-	return "`" + text + "`"
+// sidecarFact is a line of the facts. Its value is the default of a flag, the stage and default of a gate, or the type of a metric or
+// event.
+type sidecarFact struct{ sidecar, kind, name, value string }
+
+// difference is the value here of a fact, and the reason.
+type difference struct {
+	here, reason string
+	used         bool
 }
+
+// comparison compares the facts about the sidecars with the program.
+type comparison struct {
+	t           *testing.T
+	facts       []sidecarFact
+	modules     string                 // the files go.mod of the sidecars
+	differences map[string]*difference // by sidecar, kind and name
+	commands    map[string]*cobra.Command
+	documented  map[string]string // types of metrics and events, of their pages
+}
+
+func newComparison(t *testing.T) *comparison {
+	t.Helper()
+	c := &comparison{t: t, differences: map[string]*difference{}, commands: commandTree(t), documented: map[string]string{}}
+	read := func(path string) string {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	c.modules = read("../../test/reference/go.mod") + read("../../test/snapshotcontroller/go.mod")
+	for line := range strings.Lines(read(referenceFacts) + strings.TrimSpace(probeFacts)) {
+		part := strings.SplitN(strings.TrimSpace(line), " ", 4)
+		if len(part) != 4 {
+			t.Fatalf("%q is not a fact", line)
+		}
+		c.facts = append(c.facts, sidecarFact{part[0], part[1], part[2], part[3]})
+	}
+	for line := range strings.Lines(strings.TrimSpace(differences)) {
+		part := strings.Split(strings.TrimSpace(line), " | ")
+		if len(part) != 3 {
+			t.Fatalf("%q is not a difference", line)
+		}
+		c.differences[part[0]] = &difference{here: part[1], reason: part[2]}
+	}
+	metrics := read("../../docs/metrics.md")
+	for _, family := range regexp.MustCompile("`(\\w+\\*)`").FindAllStringSubmatch(metrics, -1) {
+		c.documented[family[1]] = "several"
+	}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| (.*?) \\|").FindAllStringSubmatch(metrics, -1) {
+		labels := strings.Split(strings.ReplaceAll(row[3], "`", ""), ", ")
+		slices.Sort(labels)
+		c.documented[row[1]] = strings.TrimSpace(row[2] + " " + strings.Join(labels, ","))
+	}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (Normal|Warning), ").FindAllStringSubmatch(read(referencePage), -1) {
+		c.documented[row[1]] = row[2]
+	}
+	return c
+}
+
+// table writes the facts of a kind, with one row for the sidecars with the same fact.
+func (c *comparison) table(b *strings.Builder, kind, title, head string) {
+	c.t.Helper()
+	type row struct{ name, there, here string }
+	var rows []row
+	sidecars := map[row][]string{}
+	for _, f := range c.facts {
+		if f.kind != kind {
+			continue
+		}
+		r := row{name: f.name, there: code(f.value), here: c.here(f)}
+		if f.value == zero {
+			r.there = "not set"
+		}
+		if sidecars[r] == nil {
+			rows = append(rows, r)
+		}
+		sidecars[r] = append(sidecars[r], f.sidecar)
+	}
+	slices.SortStableFunc(rows, func(a, b row) int { return strings.Compare(a.name, b.name) })
+	fmt.Fprintf(b, "\n### %s\n\n| %s | here |\n|---|---|---|---|\n", title, head)
+	for _, r := range rows {
+		if r.name == "" || r.there == "" || r.here == "" {
+			c.t.Errorf("a cell of %+v is empty", r)
+		}
+		name := r.name
+		if kind == "flag" {
+			name = "--" + name
+		}
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", name, listed(sidecars[r]), r.there, r.here)
+	}
+}
+
+// here returns the cell about this program for a fact.
+func (c *comparison) here(f sidecarFact) string {
+	c.t.Helper()
+	ours := c.ours(f)
+	if ours == f.value {
+		return "the same"
+	}
+	for _, sidecar := range []string{f.sidecar, "*"} {
+		d := c.differences[sidecar+" "+f.kind+" "+f.name]
+		if d == nil {
+			continue
+		}
+		d.used = true
+		if d.here != ours {
+			c.t.Errorf("%v: differences has %q, but here it is %q", f, d.here, ours)
+		}
+		switch {
+		case ours != zero:
+			return code(ours) + ": " + d.reason
+		case f.kind == "flag":
+			return "not set: " + d.reason
+		}
+		return "none: " + d.reason
+	}
+	c.t.Errorf("%v: here it is %q. Make it the same, or add the reason to differences", f, ours)
+	return ours
+}
+
+// ours returns what this program has instead of the value of a fact, [zero] if it has nothing.
+func (c *comparison) ours(f sidecarFact) string {
+	c.t.Helper()
+	command := c.commands[commandOf[f.sidecar]]
+	switch f.kind {
+	case "flag":
+		flag := command.Flags().Lookup(f.name)
+		if flag == nil {
+			c.t.Errorf("%s does not have --%s of %s", command.Name(), f.name, f.sidecar)
+			return zero
+		}
+		value := strings.Trim(flag.DefValue, "[]")
+		if value == "" || value == "0" || value == "0s" || value == "false" {
+			return zero
+		}
+		return value
+	case "gate":
+		return c.gate(command, f.name)
+	case "metric", "event":
+		if typed := c.documented[f.name]; typed != "" {
+			return typed
+		}
+	default:
+		c.t.Fatalf("unknown kind of fact: %v", f)
+	}
+	return zero
+}
+
+// gate returns stage and default of a feature gate here, as --help has them.
+func (c *comparison) gate(command *cobra.Command, name string) string {
+	usage := command.Flags().Lookup("feature-gates").Usage
+	if m := regexp.MustCompile(`\b` + name + `=true\|false \((\w+) - default=(\w+)\)`).FindStringSubmatch(usage); m != nil {
+		return m[1] + " " + m[2]
+	}
+	if slices.Contains(settings.KnownGates(), name) {
+		return noEffect
+	}
+	return zero
+}
+
+// libraryGates writes a row about the gates of the libraries of Kubernetes, which must be accepted.
+func (c *comparison) libraryGates(b *strings.Builder) {
+	c.t.Helper()
+	var gates, sidecars []string
+	for _, f := range c.facts {
+		if f.kind != "library-gate" {
+			continue
+		}
+		gates, sidecars = append(gates, f.name), append(sidecars, f.sidecar)
+		if ours := c.gate(c.commands[commandOf[f.sidecar]], f.name); ours == zero {
+			c.t.Errorf("%v is not accepted", f)
+		}
+	}
+	slices.Sort(gates)
+	fmt.Fprintf(b, "| %d gates of k8s.io/apiserver and k8s.io/component-base | %s | of the library | `%s`: nothing in a sidecar depends on them |\n",
+		len(slices.Compact(gates)), listed(slices.Compact(sidecars)), noEffect)
+}
+
+// listed returns a list of sidecars, in short.
+func listed(sidecars []string) string {
+	return strings.Replace(strings.Join(sidecars, ", "), "csi-attacher, csi-provisioner, csi-resizer, csi-snapshotter", `csi-\*`, 1)
+}
+
+// code returns text in backquotes.
+func code(text string) string { return "`" + text + "`" }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -30,9 +29,8 @@ import (
 
 // TestRollingChange exchanges two replicas of csi-provisioner and csi-attacher for two of
 // storage-controller, as the rolling update of a Deployment does, and changes back, while
-// users go on. The sidecars are this program under their names, with the flags of old manifests;
-// where the environment variable SIDECARS names a directory with the real ones, or with one
-// of them, those are taken.
+// users go on. The sidecars are this program under their names, with the flags of old manifests,
+// except those that the environment variable SIDECARS names: they are the real ones.
 func TestRollingChange(t *testing.T) {
 	t.Parallel()
 	for name, hard := range map[string]bool{"terminated": false, "killed": true} {
@@ -58,13 +56,14 @@ func TestRollingChange(t *testing.T) {
 	}
 }
 
-// realSidecar is the path of a real sidecar, if there is one in the directory SIDECARS.
-func realSidecar(name string) string {
-	path := filepath.Join(os.Getenv("SIDECARS"), name)
-	if info, err := os.Stat(path); os.Getenv("SIDECARS") == "" || err != nil || info.IsDir() {
+// realSidecar returns the path of the real sidecar if the environment variable SIDECARS names it, in a list separated by commas, else
+// "".
+func realSidecar(t *testing.T, name string) string {
+	t.Helper()
+	if !slices.Contains(strings.Split(os.Getenv("SIDECARS"), ","), name) {
 		return ""
 	}
-	return path
+	return reference(t, name)
 }
 
 // change is a rolling change and its observations.
@@ -97,7 +96,7 @@ var provisioning, attaching = []string{"CreateVolume", "DeleteVolume"}, []string
 
 func newChange(t *testing.T, hard bool) *change {
 	e := newEnv(t, csitest.Config{Latency: 20 * time.Millisecond}, 1)
-	c := &change{env: e, load: &load{env: e, class: e.class(false, nil), patient: hard || realSidecar("csi-provisioner") != ""},
+	c := &change{env: e, load: &load{env: e, class: e.class(false, nil), patient: hard || realSidecar(t, "csi-provisioner") != ""},
 		leases: newLeaseHistory(e), mark: e.mark(), hard: hard, gates: map[string]*gate{}}
 	for _, methods := range [][]string{provisioning, attaching} {
 		g := &gate{}
@@ -166,7 +165,7 @@ func (c *change) sidecars() *pod {
 	p := &pod{}
 	for _, name := range []string{"csi-provisioner", "csi-attacher"} {
 		args := slices.Concat([]string{"-v=5", "-kube-api-qps=100", "-kube-api-burst=200", patience}, quick, election)
-		real := realSidecar(name)
+		real := realSidecar(c.t, name)
 		if real == "" {
 			p.workers = append(p.workers, c.worker(c.linked(name, args...), false))
 			continue
@@ -251,7 +250,7 @@ const deletedIndeterminate = "-deleted"
 func (c *change) doubts(name string, pods []*pod) []string {
 	c.t.Helper()
 	names := []string{name, name + deletedIndeterminate}
-	if realSidecar("csi-provisioner") != "" { // it does not finish what another process has begun (docs/migrate.md)
+	if realSidecar(c.t, "csi-provisioner") != "" { // it does not finish what another process has begun (docs/migrate.md)
 		names = names[:1]
 		if !pods[0].workers[0].real {
 			return nil
