@@ -109,7 +109,7 @@ var (
 	// helpFlag begins the help of a flag, by package flag or by pflag.
 	helpFlag    = regexp.MustCompile(`^ +(?:-\w, )?--?([a-z][\w-]*)(?:[ \[]|$)`)
 	helpDefault = regexp.MustCompile(`\(default "?(.*?)"?\)$`)
-	helpGate    = regexp.MustCompile(`\b([A-Z]\w+)=true\|false \(`)
+	helpGate    = regexp.MustCompile(`\b([A-Z]\w+)=true\|false \((\w+) - default=(\w+)\)`)
 )
 
 // helpFacts returns the flags of a sidecar with their defaults, and the gates of --feature-gates that are not its own.
@@ -138,9 +138,13 @@ func helpFacts(t *testing.T, path string, own []string) []string {
 	if len(facts) < 20 {
 		t.Fatalf("%s --help has %d flags:\n%s", path, len(facts), help)
 	}
-	for _, m := range helpGate.FindAllSubmatch(help, -1) {
-		if gate := string(m[1]); !slices.ContainsFunc(own, func(fact string) bool { return strings.HasPrefix(fact, "gate "+gate+" ") }) {
-			facts = append(facts, "library-gate "+gate+" -")
+	for _, m := range helpGate.FindAllStringSubmatch(string(help), -1) {
+		gate := "gate " + m[1] + " "
+		switch {
+		case m[1] == "AllAlpha", m[1] == "AllBeta": // they also set its own
+			facts = append(facts, gate+m[2]+" "+m[3])
+		case !slices.ContainsFunc(own, func(fact string) bool { return strings.HasPrefix(fact, gate) }):
+			facts = append(facts, "library-"+gate+"-")
 		}
 	}
 	return facts
