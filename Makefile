@@ -43,9 +43,9 @@ test: ## Run all tests that need no real control plane: they use an API server i
 	$(PURE) go test $(VETTED) -p 4 -timeout 30m ./nodecontroller/nodecleanup ./...
 
 # Each process takes more memory and a tenth less CPU time.
-test-all test-browser: export GOGC ?= 400
+test-all test-browser test-reference: export GOGC ?= 400
 # A real etcd and kube-apiserver.
-test-all test-browser: export KUBETEST := real
+test-all test-browser test-reference: export KUBETEST := real
 
 .PHONY: test-all
 test-all: lint ## Run the linters and all tests on a real control plane, with the race detector; needs a C compiler
@@ -61,6 +61,11 @@ test-others:
 	$(PURE) go test $(VETTED) -run TestHundredNodes ./provisioner/
 	cd test/controlplane && go test -race ./supervise/
 	cd release && $(PURE) go test ./... # builds the program with the flags of the Dockerfile
+	@if [ $$(id -u) = 0 ]; then $(MAKE) --no-print-directory test-reference; else echo "not tested: changes from and to the sidecars themselves, which need root"; fi
+
+.PHONY: test-reference
+test-reference: ## Test the rolling change and the rollback with csi-provisioner and csi-attacher themselves, as root
+	SIDECARS=csi-provisioner,csi-attacher $(PURE) go test -count=1 $(VETTED) -run 'TestRollingChange|TestRollbackOfTheAttachersFinalizer' ./test/e2e
 
 CHROMIUM ?= chromium
 

@@ -100,10 +100,10 @@ func TestNoFinalizerWithoutAnAttacher(t *testing.T) {
 	e.leftovers("c")
 }
 
-// sidecar returns the command of a sidecar: the real one if there is one in the directory SIDECARS, otherwise
+// sidecar returns the command of a sidecar: the real one if SIDECARS names it, otherwise
 // the program under its name.
 func (e *env) sidecar(name string) *exec.Cmd {
-	if real := realSidecar(name); real != "" {
+	if real := realSidecar(e.t, name); real != "" {
 		return exec.Command(real, slices.Concat([]string{"--kubeconfig=" + e.cp.Kubeconfig(), "--csi-address=" + e.plugin.Address(),
 			"--leader-election-namespace=" + e.ns}, election)...)
 	}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -30,9 +29,8 @@ import (
 
 // TestRollingChange exchanges two replicas of csi-provisioner and csi-attacher for two of
 // storage-controller, as the rolling update of a Deployment does, and changes back, while
-// users go on. The sidecars are this program under their names, with the flags of old manifests;
-// where the environment variable SIDECARS names a directory with the real ones, or with one
-// of them, those are taken.
+// users go on. The sidecars are this program under their names, with the flags of old manifests,
+// except those that the environment variable SIDECARS names: they are the real ones.
 func TestRollingChange(t *testing.T) {
 	t.Parallel()
 	for name, hard := range map[string]bool{"terminated": false, "killed": true} {
@@ -58,13 +56,14 @@ func TestRollingChange(t *testing.T) {
 	}
 }
 
-// realSidecar is the path of a real sidecar, if there is one in the directory SIDECARS.
-func realSidecar(name string) string {
-	path := filepath.Join(os.Getenv("SIDECARS"), name)
-	if info, err := os.Stat(path); os.Getenv("SIDECARS") == "" || err != nil || info.IsDir() {
+// realSidecar returns the path of the real sidecar if the environment variable SIDECARS names it, in a list separated by commas, else
+// "".
+func realSidecar(t *testing.T, name string) string {
+	t.Helper()
+	if !slices.Contains(strings.Split(os.Getenv("SIDECARS"), ","), name) {
 		return ""
 	}
-	return path
+	return reference(t, name)
 }
 
 // change is a rolling change and its observations.
@@ -97,7 +96,7 @@ var provisioning, attaching = []string{"CreateVolume", "DeleteVolume"}, []string
 
 func newChange(t *testing.T, hard bool) *change {
 	e := newEnv(t, csitest.Config{Latency: 20 * time.Millisecond}, 1)
-	c := &change{env: e, load: &load{env: e, class: e.class(false, nil), patient: hard || realSidecar("csi-provisioner") != ""},
+	c := &change{env: e, load: &load{env: e, class: e.class(false, nil), patient: hard || realSidecar(t, "csi-provisioner") != ""},
 		leases: newLeaseHistory(e), mark: e.mark(), hard: hard, gates: map[string]*gate{}}
 	for _, methods := range [][]string{provisioning, attaching} {
 		g := &gate{}
@@ -158,23 +157,26 @@ func (c *change) answer(g *gate) csitest.Step {
 const doubtful = "doubtful"
 
 // patience lets no call time out that waits at a gate.
-const patience = "-timeout=1m"
+const patience = "--timeout=1m"
 
 // sidecars starts a pod of csi-provisioner and csi-attacher.
 func (c *change) sidecars() *pod {
 	c.t.Helper()
 	p := &pod{}
 	for _, name := range []string{"csi-provisioner", "csi-attacher"} {
-		args := slices.Concat([]string{"-v=5", "-kube-api-qps=100", "-kube-api-burst=200", patience}, quick, election)
-		real := realSidecar(name)
+		args := slices.Concat([]string{"-v=5", "--kube-api-qps=100", "--kube-api-burst=200", patience}, quick, election)
+		real := realSidecar(c.t, name)
 		if real == "" {
+			for i, arg := range args { // csi-provisioner itself refuses what old manifests have
+				args[i] = strings.Replace(arg, "--", "-", 1)
+			}
 			p.workers = append(p.workers, c.worker(c.linked(name, args...), false))
 			continue
 		}
 		// They name themselves after their host. --leader-election-namespace is taken from the environment.
 		host := fmt.Sprintf("%s-%d", name, len(c.workers))
 		cmd := exec.Command("unshare", slices.Concat([]string{"--uts", "sh", "-c", `hostname "$0" && exec "$@"`, host, real,
-			"-kubeconfig=" + c.cp.Kubeconfig(), "-csi-address=" + c.plugin.Address()}, args)...)
+			"--kubeconfig=" + c.cp.Kubeconfig(), "--csi-address=" + c.plugin.Address()}, args)...)
 		w := c.worker(cmd, true)
 		w.pod = host
 		p.workers = append(p.workers, w)
@@ -186,7 +188,7 @@ func (c *change) sidecars() *pod {
 // storageController starts a pod as migrate makes it.
 func (c *change) storageController() *pod {
 	c.t.Helper()
-	p := &pod{workers: []*worker{c.worker(c.command("all", slices.Concat([]string{"-" + patience}, quick, election)...), false)}}
+	p := &pod{workers: []*worker{c.worker(c.command("all", slices.Concat([]string{patience}, quick, election)...), false)}}
 	c.stands(p)
 	return p
 }
@@ -251,7 +253,7 @@ const deletedIndeterminate = "-deleted"
 func (c *change) doubts(name string, pods []*pod) []string {
 	c.t.Helper()
 	names := []string{name, name + deletedIndeterminate}
-	if realSidecar("csi-provisioner") != "" { // it does not finish what another process has begun (docs/migrate.md)
+	if realSidecar(c.t, "csi-provisioner") != "" { // it does not finish what another process has begun (docs/migrate.md)
 		names = names[:1]
 		if !pods[0].workers[0].real {
 			return nil
@@ -343,13 +345,12 @@ func (c *change) leadersFirst(pods []*pod) []*pod {
 // stop finishes them, who is killed does not know that the driver did.
 func (c *change) endPod(p *pod, s syscall.Signal) {
 	c.t.Helper()
-	for _, methods := range c.leading(p) {
+	leading := c.leading(p)
+	for _, methods := range leading {
 		c.gates[methods[0]].close()
 		c.eventually("a call is under way", func(context.Context) error {
-			for _, call := range c.plugin.Calls(methods...) {
-				if call.Ended.IsZero() && p.calls(call) {
-					return nil
-				}
+			if slices.ContainsFunc(c.underWay(methods), p.calls) {
+				return nil
 			}
 			return errors.New("none is")
 		})
@@ -359,6 +360,9 @@ func (c *change) endPod(p *pod, s syscall.Signal) {
 		w.signal(s)
 		if !w.killed {
 			w.says("Shutting down")
+		}
+		busy := slices.ContainsFunc(c.underWay(slices.Concat(leading...)), func(call csitest.Call) bool { return call.Socket == w.socket })
+		if busy && !w.killed { // a standby has nothing to finish
 			w.lives()
 		}
 	}
@@ -371,6 +375,14 @@ func (c *change) endPod(p *pod, s syscall.Signal) {
 		g.open()
 	}
 	c.ended(p)
+}
+
+// underWay returns the calls of methods that wait at a gate or are about to.
+func (c *change) underWay(methods []string) []csitest.Call {
+	if len(methods) == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(c.plugin.Calls(methods...), func(call csitest.Call) bool { return !call.Ended.IsZero() })
 }
 
 // ended waits for the end of a pod.
