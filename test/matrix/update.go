@@ -19,8 +19,8 @@ import (
 	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
-// minors is the number of minor versions that Kubernetes supports at a time.
-const minors = 3
+// minors is the number of minor versions that are tested: those that Kubernetes supports at a time, and the one before.
+const minors = 4
 
 // updateModules writes the module files of the newest minor versions that the module proxy has and removes those of
 // older ones. go.mod stays at its minor version.
