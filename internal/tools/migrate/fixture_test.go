@@ -57,6 +57,9 @@ func testGrants(args []string, d migrate.Driver, namespace string) []rbac.Grant 
 			{Verb: "watch", Group: "snapshot.storage.k8s.io", Resource: "volumesnapshots"},
 		}})
 	}
+	if d.Topology {
+		grants = append(grants, rbac.Grant{File: "provisioner-topology", Accesses: []rbac.Access{{Verb: "watch", Resource: "nodes"}}})
+	}
 	return grants
 }
 

@@ -201,7 +201,16 @@ type feature struct {
 // grants returns the permissions that the new containers need in namespace. The sidecars show some capabilities of the driver;
 // the features depend on the others.
 func (m *migration) grants(w workload, groups []*group, namespace string) (required []rbac.Grant, features []feature) {
-	var d Driver
+	// A feature gate that the input turns on shows what the driver supports, too.
+	turnsOn := func(gate string) bool {
+		return slices.ContainsFunc(groups, func(g *group) bool {
+			return slices.ContainsFunc(g.sources, func(s *source) bool {
+				value, _ := s.gate(gate)
+				return isTrue(value)
+			})
+		})
+	}
+	d := Driver{Groups: turnsOn(groupGate), Modify: turnsOn(attributesClass), Topology: turnsOn("Topology")}
 	served := false
 	for _, c := range slices.Concat(items(get(w.pod, "initContainers")), items(get(w.pod, "containers"))) {
 		switch kindOf(resolved(c)) {

@@ -82,6 +82,8 @@ func TestPermissions(t *testing.T) {
 			migrate.Required},
 		"a ClusterRole bound in the namespace": {boundRole("-", "default", "", claims+", "+leases), "--leader-election",
 			"lacks permissions: get,patch persistentvolumeclaims. ", "patch", migrate.Required},
+		"of a feature gate": {cluster(claims), "--feature-gates=Topology=true", "lacks permissions: watch nodes", "nodes",
+			migrate.Required},
 		"of a feature": {cluster(claims), "",
 			"only if the driver creates snapshots (CREATE_DELETE_SNAPSHOT): watch volumesnapshots", "", migrate.Information},
 	} {
