@@ -96,10 +96,12 @@ func (l *claimLoop) sync(ctx context.Context, key claimKey) (time.Time, error) {
 		case doNothing:
 			return time.Time{}, nil
 		case doForget:
-			l.forget(key)
 			if step.reason == waitsForPod { // a failure that is rescheduled again and again
+				l.ops.forgetUntilScheduled(key)
+				l.ownership.forget(key)
 				return time.Time{}, workloop.Waiting{Cause: rescheduled}
 			}
+			l.forget(key)
 			return time.Time{}, nil
 		case doIgnore:
 			l.forget(key)

@@ -118,6 +118,9 @@ const recordID = "process-1" // of testCall
 
 func ofAnother(c *call) { c.Args = "process-2" }
 
+// afterLate is a request after another one whose record got no response.
+func afterLate(c *call) { c.Args, c.Payload.lateRecords = "process-2", []string{recordID} }
+
 // ofEarlier continues the request of an earlier process with an ID of its own.
 func ofEarlier(c *call) { c.Args, c.Inherited, c.Payload.resumed = "process-2", true, recordID }
 
@@ -544,6 +547,27 @@ func TestDecide(t *testing.T) {
 		},
 		"not asked for yet, and an earlier process has recorded a request": {
 			claim: testClaim(recorded), call: testCall(intent.Planned, ofAnother), want: doAbandon, reason: "RecordFound",
+		},
+		"not asked for yet, and the record of an ended request got no response": {
+			claim: testClaim(nil), call: testCall(intent.Planned, afterLate), want: doProtect, reason: "Planned",
+		},
+		"not asked for yet, and the record of an ended request arrives late": {
+			claim: testClaim(recorded), call: testCall(intent.Planned, afterLate), want: doProtect, reason: "Planned",
+		},
+		"indeterminate, and the record of an ended request arrives late": {
+			claim: testClaim(recorded), call: testCall(intent.Unknown, afterLate), want: doProtect, reason: "Unknown",
+		},
+		"ended, and the record of the request before it arrives late": {
+			claim: testClaim(recorded), class: testClass(nil), call: testCall(intent.Settled, afterLate), want: doUnprotect,
+			reason: "Settled",
+		},
+		"rescheduled, and the record of an ended request arrives late": {
+			claim: testClaim(recorded), class: testClass(nil), call: remembers(operation{lateRecords: []string{recordID}}),
+			want: doUnprotect, reason: "Idle",
+		},
+		"recorded before the first call, although its record got no response at first": {
+			claim: testClaim(recorded), call: testCall(intent.Planned, func(c *call) { c.Payload.lateRecords = []string{recordID} }),
+			want: doCreateVolume, reason: "Planned",
 		},
 		"not asked for yet, recorded by an earlier process and deleted": {
 			claim: testClaim(func(c *corev1.PersistentVolumeClaim) { recorded(c); deleting(c) }), call: testCall(intent.Planned, nil),

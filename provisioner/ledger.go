@@ -50,6 +50,10 @@ type operation struct {
 	awaitsTopology   bool // a change of any Node or CSINode may help
 	saved            bool // the call is settled, because the PersistentVolume is created
 
+	// lateRecords are the IDs of all requests for the claim in this term whose record got no response. The API server may still store
+	// such a record, also after its request has ended.
+	lateRecords []string
+
 	// resumed is the ID of the record that an earlier process has left; empty if there was none.
 	resumed string
 
@@ -91,7 +95,7 @@ func begin(event intent.Event, id string, next operation) change {
 		if next.began.IsZero() {
 			next.began = time.Now()
 		}
-		next.announced, next.infeasible = o.announced, o.infeasible
+		next.announced, next.infeasible, next.lateRecords = o.announced, o.infeasible, o.lateRecords
 		*o = next
 	}}
 }
@@ -127,7 +131,7 @@ func noVolume(i *infeasible) change {
 		if o.outdated {
 			i = nil
 		}
-		*o = operation{began: o.began, announced: o.announced, infeasible: i, resumed: o.resumed}
+		*o = operation{began: o.began, announced: o.announced, infeasible: i, resumed: o.resumed, lateRecords: o.lateRecords}
 	}}
 }
 
@@ -141,6 +145,7 @@ func pvSaved() change {
 	return change{Event: intent.Settle, Set: func(o *operation) {
 		*o = operation{
 			began: o.began, announced: o.announced, infeasible: o.infeasible, handle: o.handle, pvDeleted: o.pvDeleted, saved: true,
+			lateRecords: o.lateRecords,
 		}
 	}}
 }
@@ -247,6 +252,28 @@ func (o *operations) copies(source volumerules.Source) bool {
 func (o *operations) announce(key claimKey) (first bool) {
 	o.Update(key, func(_ intent.State, op *operation) { first, op.announced = !op.announced, true })
 	return first
+}
+
+// recordLost remembers that the record of a request got no response.
+func (o *operations) recordLost(key claimKey, id string) {
+	o.Update(key, func(_ intent.State, op *operation) {
+		if !slices.Contains(op.lateRecords, id) {
+			op.lateRecords = append(slices.Clone(op.lateRecords), id)
+		}
+	})
+}
+
+// forgetUntilScheduled is Forget for a claim without a call that waits for a node. Late records are kept: the scheduler may select the same
+// node again.
+func (o *operations) forgetUntilScheduled(key claimKey) {
+	kept := false
+	o.Update(key, func(_ intent.State, op *operation) {
+		*op = operation{lateRecords: op.lateRecords}
+		kept = len(op.lateRecords) > 0
+	})
+	if !kept {
+		o.Forget(key)
+	}
 }
 
 // allowRetry ends the delay of a request that is infeasible, or that the driver will call so.

@@ -184,19 +184,23 @@ func sameRecord(claim *corev1.PersistentVolumeClaim) map[string]any {
 }
 
 // recordOn returns the record that claim has of its CreateVolume. Without a call in progress, the record is its own if a
-// PersistentVolume exists, or if the last call had the request of that record.
+// PersistentVolume exists, or if the last call had the request of that record. A late record of an ended request says nothing about
+// the call in progress, and is its own to remove without one.
 func (d driver) recordOn(claim *corev1.PersistentVolumeClaim, hasVolume bool, c call) intent.Recorded {
 	if claim == nil || !isProtected(claim) {
 		return intent.None
 	}
 	id, resumed, own := recordIDOf(claim), c.Payload.resumed, false
+	isLate := slices.Contains(c.Payload.lateRecords, id)
 	switch {
+	case c.State.InProgress() && isLate && id != c.Args:
+		return intent.None
 	case c.State.InProgress():
 		own = id == c.Args
 	case c.State == intent.Settled:
-		own = hasVolume || c.Payload.saved || id == c.Args || resumed != "" && id == resumed
+		own = hasVolume || c.Payload.saved || id == c.Args || resumed != "" && id == resumed || isLate
 	default:
-		own = hasVolume
+		own = hasVolume || isLate
 	}
 	if own {
 		return intent.Own
@@ -259,14 +263,15 @@ func recordedWithoutNode(claim *corev1.PersistentVolumeClaim) bool {
 // write of that process could remove it. The finalizer alone, which that process or a user has left, has none.
 func (o operation) renewsRecord() bool { return o.resumed != "" }
 
-// policy returns when CreateVolume is recorded on the claim.
+// policy returns when CreateVolume is recorded on the claim. After the record of an earlier request got no response, the next request is
+// recorded before its first call: the API server stores no late record over another one.
 func (d driver) policy(s claimState) intent.Policy {
 	p := intent.Policy{AtOnce: true, Renew: s.call.Payload.renewsRecord()}
 	// The instances on other nodes must not release the source of a deleted claim.
 	sharesSource := d.NodeDeployment && s.call.Payload.source != nil
 	switch {
 	case d.ProvisioningProtection == ProtectionOff:
-	case d.ProvisioningProtection == ProtectionAlways || sharesSource:
+	case d.ProvisioningProtection == ProtectionAlways || sharesSource || len(s.call.Payload.lateRecords) > 0:
 		p.Record = intent.BeforeCall
 	default:
 		p.Record = intent.OnUnknown
@@ -293,6 +298,9 @@ func (l *claimLoop) protect(ctx context.Context, s claimState) (change, error) {
 	}
 	if err == nil || l.claims.Outdated(s.claim, err) {
 		return change{}, nil
+	}
+	if !kube.RecordRefused(err) {
+		l.ops.recordLost(keyOf(s.claim), s.call.Args)
 	}
 	err = fmt.Errorf("adding finalizer %s: %w", kube.ProvisioningFinalizer, err)
 	l.c.claimFailed(s.claim, failedEvent(o.plan.ClassName, err))

@@ -22,6 +22,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
@@ -101,6 +102,9 @@ func TestOutcome(t *testing.T) {
 	t.Run("record_of_an_earlier_leader", recordOfEarlierLeader)
 	t.Run("record_again_before_the_call", recordAgain)
 	t.Run("record_refused", recordRefused)
+	for name, rescheduled := range map[string]bool{"of_an_ended_request": false, "of_a_rescheduled_claim": true} {
+		t.Run("late_record_"+name, func(t *testing.T) { lateRecord(t, rescheduled) })
+	}
 	t.Run("secret_that_cannot_be_reread_is_logged", rereadFails)
 	for name, deleted := range map[string]bool{"claim_deleted": true, "recorded_on_the_claim": false} {
 		t.Run("exit_while_indeterminate_"+name, func(t *testing.T) {
@@ -306,6 +310,73 @@ func recordAgain(t *testing.T) {
 	f.Wait(create, 2)
 	if n := writes.Load(); n < 3 {
 		t.Errorf("called after %d writes", n)
+	}
+}
+
+// lateRecord has the API server store the record of a request after that request has ended, while the next one is sent. The process
+// exits before it knows the result of the next one, which its successor must repeat.
+func lateRecord(t *testing.T, rescheduled bool) {
+	f := scenario(t, csitest.Config{Segments: []map[string]string{{"zone": "a"}}}, func(c *Config) { c.ImmediateTopology = false })
+	var first atomic.Pointer[[]byte] // the first record, whose response is lost
+	f.through(f.ControlPlane.Config(), func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		records := r.Method == http.MethodPatch && bytes.Contains(body, []byte(`"add","path":"`+kube.AnnotationPath(kube.AnnProvisioningRequest)))
+		if records && first.CompareAndSwap(nil, &body) {
+			http.Error(w, "no response", http.StatusInternalServerError)
+			return
+		}
+		pass.ServeHTTP(w, r)
+	})
+	class := func(pool string) {
+		f.makeClass(func(c *storagev1.StorageClass) {
+			c.Parameters = map[string]string{"pool": pool}
+			if rescheduled {
+				late(c)
+			}
+		})
+		kubetest.Eventually(t, "the provisioner sees the class", func(context.Context) error {
+			if class, ok := f.c.classes.Get(f.class); !ok || class.Parameters["pool"] != pool {
+				return fmt.Errorf("it sees %v", class)
+			}
+			return nil
+		})
+	}
+	gate := make(chan struct{})
+	full := heldUntil(gate, csitest.Fail(codes.ResourceExhausted, "full"))
+	f.Plugin.Next(create, csitest.Fail(codes.Unavailable, "busy"), full, csitest.DoAndHang())
+	class("first")
+	node := f.zoned("node")
+	selected := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, storagehelpers.AnnSelectedNode, node)
+	claim := f.claim(func(c *corev1.PersistentVolumeClaim) {
+		if rescheduled {
+			c.Annotations[storagehelpers.AnnSelectedNode] = node
+		}
+	})
+	f.Wait(create, 2)
+	f.Must(f.Client.StorageV1().StorageClasses().Delete(t.Context(), f.class, metav1.DeleteOptions{}))
+	class("second")
+	close(gate)
+	if rescheduled {
+		f.claimIs("has no node", func(c *corev1.PersistentVolumeClaim) bool { return selectedNode(c) == "" })
+		f.settles()
+		f.patchClaim(selected)
+	}
+	f.Wait(create, 3)
+	_, _ = f.Client.CoreV1().PersistentVolumeClaims(f.Namespace).Patch(
+		t.Context(), claim.Name, types.JSONPatchType, *first.Load(), metav1.PatchOptions{})
+	_ = f.Stop(errors.New("the Lease is lost"))
+	f.start()
+	f.saved(claim)
+	var pools []string
+	for _, c := range f.Plugin.Calls(create) {
+		pools = append(pools, c.Request.(*csi.CreateVolumeRequest).GetParameters()["pool"])
+	}
+	if want := []string{"first", "first", "second", "second"}; !slices.Equal(pools, want) {
+		t.Errorf("calls with pools %q, want %q", pools, want)
 	}
 }
 
