@@ -18,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -100,6 +101,9 @@ func TestOutcome(t *testing.T) {
 	t.Run("volume_refused_by_the_API_server", volumeRefused)
 	t.Run("record_of_an_earlier_leader", recordOfEarlierLeader)
 	t.Run("record_again_before_the_call", recordAgain)
+	for name, limit := range map[string]time.Duration{"before_the_effect": time.Hour, "after_the_limit": time.Nanosecond} {
+		t.Run("call_of_an_earlier_process_is_refused_"+name, func(t *testing.T) { earlierMayFollow(t, limit) })
+	}
 	t.Run("record_refused", recordRefused)
 	t.Run("secret_that_cannot_be_reread_is_logged", rereadFails)
 	for name, deleted := range map[string]bool{"claim_deleted": true, "recorded_on_the_claim": false} {
@@ -307,6 +311,29 @@ func recordAgain(t *testing.T) {
 	if n := writes.Load(); n < 3 {
 		t.Errorf("called after %d writes", n)
 	}
+}
+
+// earlierMayFollow: the driver refuses the call that a new leader repeats. Until the limit after the beginning of its term, the call of the
+// earlier leader may take effect.
+func earlierMayFollow(t *testing.T, limit time.Duration) {
+	f := newFixture(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = ProtectionAlways })
+	f.change = func(d *Deps) { d.LateAfter = limit }
+	f.start()
+	f.Plugin.Next(create, csitest.Hang(), csitest.Fail(codes.ResourceExhausted, "full"))
+	f.makeClass(nil)
+	claim := f.claim(nil)
+	f.Wait(create, 1)
+	f.vanish()
+	f.Crash()
+	f.start()
+	if limit == time.Nanosecond {
+		f.event("ProvisioningFailed", "full. An earlier call had no definite result")
+		f.claimIs("is deleted", isGone)
+		f.Calls(create, 2)
+		return
+	}
+	f.event("ProvisioningFailed", "full. The call of an earlier process may still take effect", "is repeated with the same request")
+	f.saved(claim) // so that the volume, which the third call returns, is reclaimed
 }
 
 // recordRefused: a webhook or policy that denies, removes or reverts records of requests stops neither the repeated call nor
