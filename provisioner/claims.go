@@ -38,6 +38,7 @@ type claimLoop struct {
 	users      volumeUsers
 	queue      *workloop.Loop[claimKey]
 	topologies *topology.Aggregate
+	began      time.Time // of the term
 }
 
 func newClaimLoop(c *Controller) *claimLoop {
@@ -45,6 +46,7 @@ func newClaimLoop(c *Controller) *claimLoop {
 	l := &claimLoop{
 		c: c, claims: claims, volumes: volumes, ops: ops, sources: newSourceProtector(c, claims, volumes, ops),
 		ownership: newNodeOwnership(c, claims), users: volumeUsers{c.driver, volumes, ops}, topologies: topology.NewAggregate(),
+		began: time.Now(),
 	}
 	l.queue = workloop.NewFair(c.loopConfig("claims"), c.deps.Queues, l.sync, l.groupOf, nil)
 	l.queue.ShowStage(func(key claimKey) string { return stageOf(l.ops.Get(key)) })

@@ -66,6 +66,9 @@ type Deps struct {
 	RemovableFinalizers func(*corev1.PersistentVolume) []string
 	// VolumeObserver is notified of the outcome of calls; nil: none.
 	VolumeObserver VolumeObserver
+	// LateAfter is the time from the beginning of a term within which CreateVolume calls of earlier processes take effect, if they do:
+	// until then, no error of a repeated call is final. Zero: the driver knows of them.
+	LateAfter time.Duration
 	// Locks keeps the node controller from deleting a PersistentVolume during a CSI call for its volume.
 	Locks *keylock.Locks[string]
 }

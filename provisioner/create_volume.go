@@ -50,6 +50,9 @@ func (l *claimLoop) createVolume(ctx context.Context, key claimKey, s claimState
 		if csiclient.OutcomeOf(err) == csiclient.Indeterminate {
 			return l.indeterminate(key, s, err)
 		}
+		if o.resumed != "" && time.Since(l.began) < l.c.deps.LateAfter {
+			return l.indeterminate(key, s, fmt.Errorf("%w. The call of an earlier process may still take effect", err))
+		}
 		return l.finalError(key, s, err)
 	}
 	volume := response.GetVolume()

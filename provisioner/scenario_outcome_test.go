@@ -18,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -101,6 +102,9 @@ func TestOutcome(t *testing.T) {
 	t.Run("volume_refused_by_the_API_server", volumeRefused)
 	t.Run("record_of_an_earlier_leader", recordOfEarlierLeader)
 	t.Run("record_again_before_the_call", recordAgain)
+	for name, limit := range map[string]time.Duration{"before_the_effect": time.Hour, "after_the_limit": time.Nanosecond} {
+		t.Run("call_of_an_earlier_process_is_refused_"+name, func(t *testing.T) { earlierMayFollow(t, limit) })
+	}
 	t.Run("record_refused", recordRefused)
 	for name, rescheduled := range map[string]bool{"of_an_ended_request": false, "of_a_rescheduled_claim": true} {
 		t.Run("late_record_"+name, func(t *testing.T) { lateRecord(t, rescheduled) })
@@ -378,6 +382,29 @@ func lateRecord(t *testing.T, rescheduled bool) {
 	if want := []string{"first", "first", "second", "second"}; !slices.Equal(pools, want) {
 		t.Errorf("calls with pools %q, want %q", pools, want)
 	}
+}
+
+// earlierMayFollow: the driver refuses the call that a new leader repeats. Until the limit after the beginning of its term, the call of the
+// earlier leader may take effect.
+func earlierMayFollow(t *testing.T, limit time.Duration) {
+	f := newFixture(t, csitest.Config{}, func(c *Config) { c.ProvisioningProtection = ProtectionAlways })
+	f.change = func(d *Deps) { d.LateAfter = limit }
+	f.start()
+	f.Plugin.Next(create, csitest.Hang(), csitest.Fail(codes.ResourceExhausted, "full"))
+	f.makeClass(nil)
+	claim := f.claim(nil)
+	f.Wait(create, 1)
+	f.vanish()
+	f.Crash()
+	f.start()
+	if limit == time.Nanosecond {
+		f.event("ProvisioningFailed", "full. An earlier call had no definite result")
+		f.claimIs("is deleted", isGone)
+		f.Calls(create, 2)
+		return
+	}
+	f.event("ProvisioningFailed", "full. The call of an earlier process may still take effect", "is repeated with the same request")
+	f.saved(claim) // so that the volume, which the third call returns, is reclaimed
 }
 
 // recordRefused: a webhook or policy that denies, removes or reverts records of requests stops neither the repeated call nor

@@ -19,6 +19,7 @@ import (
 	"github.com/storage-controller/storage-controller/internal/rbac"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/provisioner"
+	"github.com/storage-controller/storage-controller/topolvm"
 )
 
 const provisionerName = "provisioner"
@@ -148,6 +149,9 @@ func buildProvisioner(ctx context.Context, s *shared, config *rest.Config) (cont
 		VolumeObserver:      volumeObserver{s.running},
 		VolumeFinalizers:    s.running.volumeFinalizers,
 		RemovableFinalizers: s.running.removableFinalizers,
+	}
+	if s.service != nil {
+		deps.LateAfter = topolvm.LateAfter
 	}
 	if cfg.NodeDeployment {
 		node, err := s.csi.NodeInfo(ctx)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/storage-controller/storage-controller/test/simulation/apiserver"
 )
@@ -31,6 +32,7 @@ type operation struct {
 	// late is called instead of resuming a call or a write whose client has given up: it is executed nevertheless.
 	late   func()
 	ended  atomic.Bool // the client has canceled it
+	gaveUp time.Time   // when it has
 	resume chan verdict
 }
 
@@ -82,6 +84,7 @@ func (g *gate) wait(ctx context.Context, o *operation) (verdict, bool) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	o.gaveUp = time.Now()
 	o.ended.Store(true)
 	if i := slices.Index(g.pending, o); i >= 0 && o.late == nil {
 		g.pending = slices.Delete(g.pending, i, i+1)
