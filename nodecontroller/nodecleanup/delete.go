@@ -36,6 +36,11 @@ type deleter struct {
 	changes func() int64 // see Controller.changes
 }
 
+// sentError is the failure of a request that was sent.
+type sentError struct{ error }
+
+func (e sentError) Unwrap() error { return e.error }
+
 // errLimited means that --node-cleanup-qps is used up.
 var errLimited = errors.New("--node-cleanup-qps is used up")
 
@@ -194,7 +199,7 @@ func (d *deleter) call(
 	err = request(ctx)
 	d.metrics.actions.WithLabelValues(action, string(d.s.mode()), kube.WriteResult(err)).Inc()
 	if err != nil && !kube.IsNotFound(err) {
-		return fmt.Errorf("%s of %q of a deleted node: %w", action, kube.Key(obj), err)
+		return sentError{fmt.Errorf("%s of %q of a deleted node: %w", action, kube.Key(obj), err)}
 	}
 	klog.FromContext(ctx).Info("Cleaned up after a deleted node", "action", action, "object", kube.Key(obj), "uid", obj.GetUID())
 	return nil
@@ -210,6 +215,8 @@ const (
 // next returns the attempt after a failed one, which waits from start to longest after the next plan.
 func (a attempt) next(err error, start, longest time.Duration) attempt {
 	var refused refusedError
+	var sent sentError
+	a.Sent = a.Sent || errors.As(err, &sent)
 	switch {
 	case errors.As(err, &refused):
 		a.Reason = refused.Reason

@@ -45,7 +45,7 @@ type Step struct {
 	Item    *item
 	State   State
 	Reasons []Reason
-	Again   bool // an attempt of this term has failed
+	Again   bool // a request of this term has failed
 }
 
 // Release is the removal of our finalizer from a Node that is being deleted. With a Reason, it has an event.
@@ -87,6 +87,7 @@ type attempts map[types.UID]attempt
 type attempt struct {
 	Reason   Reason // with [CheckForbidden] if the API server refused it, else [CheckFailed]
 	Failures int
+	Sent     bool          // the API server got a request of it
 	Until    time.Time     // zero: no plan has had the reason yet
 	delay    time.Duration // from that plan to Until
 }
@@ -393,7 +394,7 @@ func (p *Plan) step(s Settings, h *host, it *item, tried attempts) Step {
 		}
 	}
 	failed, again := tried[it.target(st.Kind)]
-	st.Again = again
+	st.Again = failed.Sent
 	if again && p.world.Now.Before(failed.Until) {
 		failed.Reason.Until = failed.Until
 		st.Reasons = append(st.Reasons, failed.Reason)

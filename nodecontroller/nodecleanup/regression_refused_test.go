@@ -121,10 +121,23 @@ func TestOneRefusalOfALostNode(t *testing.T) {
 	})
 }
 
-// TestDeletionOfAVolumeIsRefused: the event before the removal is sent once, whatever is retried.
+// TestDeletionOfAVolumeIsRefused: the event before the removal is sent once, whatever is retried. An attempt that ends before the
+// deletion is sent, here with a refused read, does not count.
 func TestDeletionOfAVolumeIsRefused(t *testing.T) {
 	f := scenario(t, volumes)
-	refused := f.denied(http.MethodDelete, "/persistentvolumes/"+f.name("pv-a"))
+	refused, unread := new(atomic.Int32), new(atomic.Int32)
+	f.proxied(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		ofVolume := strings.HasSuffix(r.URL.Path, "/persistentvolumes/"+f.name("pv-a"))
+		switch {
+		case ofVolume && r.Method == http.MethodDelete:
+			refused.Add(1)
+			answer(w, http.StatusForbidden, "Forbidden", denial)
+		case ofVolume && r.Method == http.MethodGet && unread.CompareAndSwap(0, 1):
+			answer(w, http.StatusInternalServerError, "InternalError", "busy")
+		default:
+			pass.ServeHTTP(w, r)
+		}
+	})
 	pv := f.released("a", "n", nil)
 	f.start()
 	f.atLeast(refused, 3)
@@ -134,6 +147,9 @@ func TestDeletionOfAVolumeIsRefused(t *testing.T) {
 		t.Errorf("%d events", n)
 	}
 	f.metric(1, blockedGauge, "forbidden")
+	if unread.Load() == 0 {
+		t.Error("the volume was not read")
+	}
 }
 
 // TestFailedVolume: a volume in phase Failed needs an administrator, and does not count for the breaker.
