@@ -31,7 +31,7 @@ func TestDemo(t *testing.T) {
 	t.Logf("%s", text)
 	for _, want := range []string{
 		"attachment of data-web-0 to node-", "PersistentVolumeClaim default/stuck",
-		"Secret default/missing (provisioner-secret-name) not found", " 0 failures", "/statusz "} {
+		"Secret default/missing (provisioner-secret-name) not found", " 0 failing", "/statusz "} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the demo does not print %q", want)
 		}

@@ -33,7 +33,7 @@ func (s *simulation) chaos(steps int) {
 	for range steps {
 		s.nextStep()
 		s.check()
-		if s.history.Violation != "" {
+		if s.isViolated() {
 			return
 		}
 		s.restartReplicas()
@@ -328,7 +328,7 @@ func (s *simulation) timePasses() {
 // onlyLeases lets time pass in which only requests for Leases continue.
 func (s *simulation) onlyLeases(d time.Duration) {
 	s.record("only Leases are renewed for %v", d)
-	for end := time.Now().Add(d); s.history.Violation == "" && time.Now().Before(end); {
+	for end := time.Now().Add(d); !s.isViolated() && time.Now().Before(end); {
 		s.nextStep()
 		s.check()
 		pending := s.gate.begin(s.step)
@@ -397,7 +397,7 @@ const (
 
 // rest lets everything continue without faults until nothing is left to do, and checks the result.
 func (s *simulation) rest(when string) {
-	if s.history.Violation != "" {
+	if s.isViolated() {
 		return
 	}
 	s.record("no more faults")
@@ -411,7 +411,7 @@ func (s *simulation) rest(when string) {
 		}
 	}
 	limit, steps, quiet, restored := time.Now().Add(restLimit), s.step+restSteps, time.Time{}, time.Now()
-	for s.history.Violation == "" {
+	for !s.isViolated() {
 		s.nextStep()
 		s.check()
 		s.startAll()

@@ -209,7 +209,7 @@ func (s *simulation) adopt() {
 
 // tearDown has users delete everything.
 func (s *simulation) tearDown() {
-	if s.history.Violation != "" {
+	if s.isViolated() {
 		return
 	}
 	s.record("users delete everything")
@@ -336,6 +336,13 @@ func (s *simulation) violated(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.violatedLocked(format, args...)
+}
+
+// isViolated reports whether an invariant was violated.
+func (s *simulation) isViolated() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.history.Violation != ""
 }
 
 func (s *simulation) violatedLocked(format string, args ...any) {

@@ -84,8 +84,14 @@ const historyLimit = 2 * time.Minute
 
 func run(t *testing.T, from uint64, seeds int) {
 	begin, all := time.Now(), statistics{}
+	n := from
+	defer func() {
+		if t.Failed() { // also after a data race, which ends the test at once
+			t.Logf("the last seed: %d", n)
+		}
+	}()
 	for i := range seeds {
-		n := from + uint64(i)**every
+		n = from + uint64(i)**every
 		ended := make(chan struct{})
 		stuck := time.AfterFunc(historyLimit, func() {
 			select {
