@@ -58,7 +58,7 @@ func (c *Certificate) Load(ctx context.Context) {
 	case err != nil && before.problem != nil && before.problem.Error() == err.Error():
 		pair, isNew = before.pair, false
 	case err != nil:
-		log.Error(err, "Loading the serving certificate failed, the last usable one stays in use")
+		log.Error(err, "Loading the serving certificate failed. The last usable one stays in use, if there was one", "file", c.CertFile)
 		pair = before.pair
 	case before.problem != nil || !pair.Leaf.Equal(before.pair.Leaf):
 		log.Info("Serving certificate loaded", "file", c.CertFile, "notAfter", pair.Leaf.NotAfter)

@@ -141,7 +141,8 @@ func (r *reading) logicalVolumes(ctx context.Context) error {
 	}
 	r.state.LogicalVolumes = make([]*topolvm.LogicalVolume, len(objects.Value))
 	for i, object := range objects.Value {
-		if r.state.LogicalVolumes[i], err = apiread.Decode[topolvm.LogicalVolume](object.Object); err != nil {
+		r.state.LogicalVolumes[i], err = apiread.Decode[topolvm.LogicalVolume](object.Object)
+		if err != nil {
 			return fmt.Errorf("reading LogicalVolume %s: %w", object.GetName(), err)
 		}
 	}

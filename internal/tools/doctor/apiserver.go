@@ -38,7 +38,8 @@ func (e *examination) connect(ctx context.Context) bool {
 	}
 	host := e.in.Config.Host
 	var err error
-	if e.Clients, err = apiread.NewClients(e.in.Config); err != nil {
+	e.Clients, err = apiread.NewClients(e.in.Config)
+	if err != nil {
 		return fail("check the kubeconfig", "creating the clients: %v", err)
 	}
 	version, code, err := e.askVersion(ctx)

@@ -142,7 +142,8 @@ func TestCapacity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := claimOf("5Gi")
-			if f.capacities = apiread.Found(test.have); test.selected != "" {
+			f.capacities = apiread.Found(test.have)
+			if test.selected != "" {
 				f.node = node
 			}
 			e := &explanation{facts: f}

@@ -237,7 +237,8 @@ func TestLogicalVolumeIsRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		text := report.Text()
-		if want = strings.ReplaceAll(want, "SCENE", ns); !strings.Contains(text, want) || lists.Load() != wantLists {
+		want = strings.ReplaceAll(want, "SCENE", ns)
+		if !strings.Contains(text, want) || lists.Load() != wantLists {
 			t.Errorf("%d lists, missing: %s\n%s", lists.Load(), want, text)
 		}
 	}

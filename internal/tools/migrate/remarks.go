@@ -34,7 +34,8 @@ func (g remarks) noteOverlap() {
 	}
 	if len(active) > 0 {
 		g.must("without --leader-election, the old and the new %s both work during the rollout of a Deployment. "+
-			"Set strategy.type to Recreate, or scale the Deployment to 0 before the rollout", enumerate(active))
+			"Set strategy.type to Recreate, or scale the Deployment to 0 and wait until its pods are gone before the rollout",
+			enumerate(active))
 	}
 }
 
