@@ -323,6 +323,13 @@ func (f *fixture) terminate(name string) {
 	f.Must(f.contents.GetClient().Delete().Resource("volumesnapshotcontents").Name(f.Unique(name)).Do(f.Context()).Error())
 }
 
+// remove deletes a content and then its finalizers: an attempt cannot add a finalizer again after the deletion.
+func (f *fixture) remove(name string) {
+	f.Helper()
+	f.terminate(name)
+	f.patch(name, `{"metadata":{"finalizers":null}}`)
+}
+
 func (f *fixture) secret(name string, data map[string]string) {
 	f.Helper()
 	_, err := f.Client.CoreV1().Secrets(f.Namespace).Create(f.Context(),

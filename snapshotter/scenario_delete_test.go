@@ -874,8 +874,7 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 	t.Run("content_removed_during_the_call", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.indeterminate(codes.Unavailable)
-		f.patch("v1", `{"metadata":{"finalizers":null}}`)
-		f.terminate("v1")
+		f.remove("v1")
 		f.waitEvent("Warning SnapshotDeleteError This content was deleted", `"snapshot-`+uid+`"`, "may remain")
 	})
 	t.Run("no_longer_blocked", func(t *testing.T) {
@@ -1111,8 +1110,7 @@ func TestSnapshotterScenarioRestart(t *testing.T) {
 		f.content("v2", nil)
 		f.Wait(createSnapshot, 2)
 		for _, name := range []string{"v1", "v2"} {
-			f.patch(name, `{"metadata":{"finalizers":null}}`)
-			f.terminate(name)
+			f.remove(name)
 			f.content(name, func(o *snapshotv1.VolumeSnapshotContent) { o.Spec.VolumeSnapshotRef.UID = types.UID(name) })
 		}
 		f.Plugin.Release() // the sync of the old v2
