@@ -15,6 +15,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 )
 
@@ -74,6 +75,9 @@ func (t *term) apply(ctx context.Context, s attachmentState, step step, read *li
 
 func (t *term) publish(ctx context.Context, s attachmentState, step step) error {
 	va := s.attachment
+	if err := pressure.Enter(ctx, "ControllerPublishVolume", va.Spec.NodeName); err != nil {
+		return err
+	}
 	request, err := t.c.driver.publishRequest(step.source, step.nodeID, s.secrets)
 	if err != nil {
 		return t.recordError(ctx, va, err)

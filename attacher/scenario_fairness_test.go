@@ -164,3 +164,28 @@ func TestAttachDoesNotWaitForDetaches(t *testing.T) {
 	f.Plugin.Always(unpublish, nil)
 	f.Plugin.Release()
 }
+
+// A VolumeAttachment that is deleted while its call waits for others of a limited method is not attached. Detaches have a limit of
+// their own.
+func TestDeletedWhileWaiting(t *testing.T) {
+	f := newFixture(t, csitest.Config{}, nil)
+	f.FirstLimit = 1
+	f.node("id-1")
+	f.start()
+	attach := func(name string) {
+		f.volume(func(pv *corev1.PersistentVolume) {
+			pv.Name, pv.Spec.CSI.VolumeHandle = f.Unique(name), f.Plugin.AddVolume(name, 1<<30)
+		})
+		f.attach(name, func(va *storagev1.VolumeAttachment) { va.Spec.Source.PersistentVolumeName = ptr.To(f.Unique(name)) })
+	}
+	f.Plugin.Next(publish, csitest.Hang())
+	attach("first")
+	f.Wait(publish, 1)
+	attach("second")
+	f.Waits("ControllerPublishVolume", 1)
+	f.detach("second")
+	f.Plugin.Release()
+	f.untilOf("first", "is attached", isAttached)
+	f.untilOf("second", "is deleted", isDeleted)
+	f.Calls(publish, 1)
+}

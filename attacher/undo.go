@@ -15,12 +15,16 @@ import (
 
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 )
 
 // undo unpublishes the volume of a VolumeAttachment that was deleted without a detach, because another client removed
 // its finalizer. The volume stays if another VolumeAttachment of the same name needs it.
 func (c lastCall) undo(ctx context.Context, t *term) error {
 	va, src := c.attachment, c.step.source
+	if err := pressure.Enter(ctx, "ControllerUnpublishVolume", va.Spec.NodeName); err != nil {
+		return err
+	}
 	release, ok := t.c.deps.Locks.TryExclusive(src.handle) // another VolumeAttachment is published after this call
 	if !ok {
 		return fmt.Errorf("unpublishing volume %q: another call for the volume is running", src.handle)

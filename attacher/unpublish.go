@@ -16,12 +16,16 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 )
 
 // unpublish calls ControllerUnpublishVolume and, once the volume is detached, removes the finalizer
 // and updates the status of the VolumeAttachment. After the call for a former node ID it only remembers that in read.
 func (t *term) unpublish(ctx context.Context, s attachmentState, step step, read *liveReads) error {
 	va := s.attachment
+	if err := pressure.Enter(ctx, "ControllerUnpublishVolume", va.Spec.NodeName); err != nil {
+		return err
+	}
 	done, err := t.begin(ctx, va, step)
 	if err != nil {
 		return err

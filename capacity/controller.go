@@ -22,6 +22,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -165,6 +166,9 @@ func (t *term) sync(ctx context.Context, p pair) (time.Time, error) {
 	if !plan.getCapacity {
 		t.state.prune(p)
 		return plan.next, failed
+	}
+	if err := pressure.Enter(ctx, "GetCapacity", p.Class); err != nil {
+		return time.Time{}, err
 	}
 	t.state.callStarted(p)
 	var object types.UID

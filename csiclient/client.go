@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -42,6 +43,10 @@ type Config struct {
 	// OwnDriver means that Dial reaches a driver of this process, which becomes ready while the process works: [Client.Connect]
 	// does not wait for that, and [Client.CheckHealth] does not require it.
 	OwnDriver bool
+	// AdaptiveConcurrency limits the calls that run at a time, see [Client.Limited].
+	AdaptiveConcurrency bool
+	// FirstLimit is the limit of each method before the first calls have ended. Zero means none.
+	FirstLimit int
 	// Registry returns the registry with the durations of the calls of a method, such as /csi.v1.Controller/CreateVolume. Nil
 	// means that of [New].
 	Registry func(method string) prometheus.Registerer
@@ -97,6 +102,7 @@ type Client struct {
 	recorder   *recorder
 	calls      *calls
 	losses     prometheus.Counter
+	gate       *pressure.Gate // nil: nothing is limited
 	health     singleflight.Group
 
 	mu       sync.Mutex
@@ -150,7 +156,11 @@ func New(cfg Config, reg prometheus.Registerer) (*Client, error) {
 		c.recordError(err)
 		return conn, err
 	}
-	if c.conn, err = cfg.dial(traced, c.calls.intercept, c.recorder.intercept, logger{cfg.MaxLogLength}.intercept); err != nil {
+	if cfg.AdaptiveConcurrency {
+		c.gate = pressure.New(klog.Background(), reg, cfg.FirstLimit)
+	}
+	c.conn, err = cfg.dial(pressure.Intercept, traced, c.calls.intercept, c.recorder.intercept, logger{cfg.MaxLogLength}.intercept)
+	if err != nil {
 		return nil, err
 	}
 	c.identity = csi.NewIdentityClient(c.conn)
@@ -196,6 +206,9 @@ func (c *Client) recordError(err error) {
 
 // Close closes the connection.
 func (c *Client) Close() error { return c.conn.Close() }
+
+// Limited returns the context of loops whose calls are limited while more of them do not complete sooner: see package pressure.
+func (c *Client) Limited(ctx context.Context) context.Context { return pressure.WithGate(ctx, c.gate) }
 
 // Controller returns the client of the controller service. Callers set the deadline of each call.
 func (c *Client) Controller() csi.ControllerClient { return c.controller }

@@ -13,16 +13,19 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
+
+	"github.com/storage-controller/storage-controller/internal/pressure"
 )
 
 // Status describes the connection and its calls for /statusz.
 type Status struct {
-	Address  string `json:"address"`
-	Driver   Driver `json:"driver"`
-	NotReady string `json:"notReady,omitempty"` // the reason, empty if ready
-	Running  []Call `json:"running"`            // longest first
-	Slowest  []Call `json:"slowest"`            // since the start of the process
-	Failed   []Call `json:"failed"`             // newest first
+	Address  string           `json:"address"`
+	Driver   Driver           `json:"driver"`
+	NotReady string           `json:"notReady,omitempty"` // the reason, empty if ready
+	Running  []Call           `json:"running"`            // longest first
+	Limits   []pressure.Limit `json:"limits,omitempty"`   // by method
+	Slowest  []Call           `json:"slowest"`            // since the start of the process
+	Failed   []Call           `json:"failed"`             // newest first
 }
 
 // Call describes a CSI call.
@@ -102,6 +105,7 @@ func (c *Client) Status() Status {
 		s.NotReady = c.reason.Error()
 	}
 	c.mu.Unlock()
+	s.Limits = c.gate.Limits()
 	c.calls.mu.Lock()
 	defer c.calls.mu.Unlock()
 	for call := range c.calls.running {

@@ -19,6 +19,7 @@ import (
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/migration"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
@@ -34,6 +35,9 @@ const slowCall = time.Second
 // createVolume calls CreateVolume and returns what its outcome means.
 func (l *claimLoop) createVolume(ctx context.Context, key claimKey, s claimState) (change, error) {
 	o, again := s.call.Payload, s.call.State == intent.Answered
+	if err := pressure.Enter(ctx, "CreateVolume", o.plan.ClassName+"/"+o.plan.SelectedNode); err != nil {
+		return change{}, err
+	}
 	slow := time.AfterFunc(slowCall, func() { l.announce(key, o) })
 	defer slow.Stop()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), l.c.cfg.Timeout)
@@ -130,6 +134,9 @@ func (l *claimLoop) finalError(key claimKey, s claimState, err error) (change, e
 
 // deleteRejected deletes a volume that was created and cannot be used, unless it belongs to another object.
 func (l *claimLoop) deleteRejected(ctx context.Context, key claimKey, o operation) (change, error) {
+	if err := pressure.Enter(ctx, "DeleteVolume", o.plan.ClassName); err != nil {
+		return change{}, err
+	}
 	id := o.handle
 	release, err := l.c.deps.Locks.Share(ctx, id) // may wait
 	if err != nil {

@@ -5,6 +5,7 @@ package provisioner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 // hangsFor returns a step that hangs for the requests for which concerns returns true.
@@ -94,4 +96,29 @@ func TestOnlyClassUsesAllWorkers(t *testing.T) {
 		f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = fmt.Sprint("data", i) })
 	}
 	f.Wait(create, workers)
+}
+
+// A claim that is deleted while its call waits for others of a limited method gets no volume.
+func TestDeletedWhileWaiting(t *testing.T) {
+	f := newFixture(t, csitest.Config{}, nil)
+	f.FirstLimit = 1
+	f.makeClass(nil)
+	f.Plugin.Next(create, csitest.Hang())
+	f.start()
+	first := f.claim(nil)
+	f.Wait(create, 1)
+	second := f.claim(func(c *corev1.PersistentVolumeClaim) { c.Name = "second" })
+	f.Waits("CreateVolume", 1)
+	f.remove(second)
+	kubetest.Eventually(f.T, "the deletion is cached", func(context.Context) error {
+		cached, exists := f.c.claims.Get(keyOf(second).String())
+		if exists && cached.DeletionTimestamp == nil {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	f.Plugin.Release()
+	f.saved(first)
+	f.settles()
+	f.Calls(create, 1)
 }

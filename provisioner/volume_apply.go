@@ -21,6 +21,7 @@ import (
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
@@ -72,6 +73,9 @@ func (l *volumeLoop) refused(pv *corev1.PersistentVolume, err error) error {
 // deleteVolume calls DeleteVolume. That cannot be undone, so directly before the call the API server is asked
 // whether it still has the PersistentVolume that decideVolume saw.
 func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolume) error {
+	if err := pressure.Enter(ctx, "DeleteVolume", storagehelpers.GetPersistentVolumeClass(pv)); err != nil {
+		return err
+	}
 	l.record(pv, func(*removal) {})
 	translated, err := l.c.driver.asCSI(pv)
 	if err != nil {

@@ -8,15 +8,20 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/intent"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 	"github.com/storage-controller/storage-controller/internal/volumerules"
 )
 
 // expand calls ControllerExpandVolume and remembers its response, unless the outcome is unknown.
 func (a *attempt) expand(ctx context.Context, s claimState, step step) error {
+	if err := pressure.Enter(ctx, "ControllerExpandVolume", storagehelpers.GetPersistentVolumeClass(s.volume)); err != nil {
+		return err
+	}
 	driver := a.t.c.driver
 	src, err := driver.source(s.volume)
 	if err != nil {
@@ -50,6 +55,9 @@ func (a *attempt) expand(ctx context.Context, s claimState, step step) error {
 
 // modify calls ControllerModifyVolume and remembers its response.
 func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
+	if err := pressure.Enter(ctx, "ControllerModifyVolume", storagehelpers.GetPersistentVolumeClass(s.volume)); err != nil {
+		return err
+	}
 	driver := a.t.c.driver
 	src, err := driver.source(s.volume)
 	if err != nil {

@@ -13,11 +13,15 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/internal/intent"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 )
 
 // create calls CreateSnapshot, for a new snapshot, to check one that is not ready, or to learn the outcome of an earlier call.
 func (l *loop) create(ctx context.Context, s state, step step) error {
 	c := s.content
+	if err := pressure.Enter(ctx, c.create, c.class); err != nil {
+		return err
+	}
 	event := map[intent.State]intent.Event{ // none for an unanswered call, whose arguments remain
 		intent.Idle: intent.Plan, intent.Settled: intent.Plan, intent.Planned: intent.Replan,
 	}[s.call.State]

@@ -11,6 +11,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/intent"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 )
 
 //lint:file-ignore ST1005 the texts of csi-snapshotter are capitalized
@@ -30,6 +31,9 @@ func (l *loop) readMembers(ctx context.Context, s state, step step, r *reads) (e
 // delete calls DeleteSnapshot.
 func (l *loop) delete(ctx context.Context, s state, step step) error {
 	c := s.content
+	if err := pressure.Enter(ctx, c.remove, c.class); err != nil {
+		return err
+	}
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
 	if err := election.MayCallNow(ctx, s.read); err != nil {

@@ -79,7 +79,7 @@ type kind struct {
 	class, classKind            string // resource, in messages, and kind
 	noun, object                string // in messages: what the driver has, and the content
 	parameter                   string // in class parameters and metadata: the VolumeSnapshot; with "content" its content
-	create                      string // RPC in messages
+	create, remove              string // RPCs
 	created, checked, deleted   string // reasons of events about failures
 }
 
@@ -96,7 +96,7 @@ var snapshotKind = &kind{
 	creating: AnnBeingCreated, deleting: AnnBeingDeleted, secretName: AnnSecretName, secretNamespace: AnnSecretNamespace,
 	readSecret: "snapshotter-list-secret-", handleField: "snapshotHandle", class: "volumesnapshotclass.snapshot.storage.k8s.io",
 	classKind: "VolumeSnapshotClass", noun: "snapshot", object: "content", parameter: "volumesnapshot", create: "CreateSnapshot",
-	created: reasonCreationFailed, checked: reasonCheckFailed, deleted: reasonDeleteError,
+	remove: "DeleteSnapshot", created: reasonCreationFailed, checked: reasonCheckFailed, deleted: reasonDeleteError,
 }
 
 var groupKind = &kind{
@@ -108,7 +108,7 @@ var groupKind = &kind{
 	readSecret: "group-snapshotter-get-secret-", handleField: "volumeGroupSnapshotHandle",
 	class: "volumegroupsnapshotclass.groupsnapshot.storage.k8s.io", classKind: "VolumeGroupSnapshotClass", noun: "group snapshot",
 	object: "group snapshot content", parameter: "volumegroupsnapshot",
-	create: "CreateVolumeGroupSnapshot", created: reasonGroupCreationFailed,
+	create: "CreateVolumeGroupSnapshot", remove: "DeleteVolumeGroupSnapshot", created: reasonGroupCreationFailed,
 	checked: reasonGroupCheckFailed, deleted: reasonGroupDeleteError,
 }
 

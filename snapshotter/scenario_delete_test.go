@@ -877,6 +877,29 @@ func TestSnapshotterScenarioDelete(t *testing.T) {
 		f.remove("v1")
 		f.waitEvent("Warning SnapshotDeleteError This content was deleted", `"snapshot-`+uid+`"`, "may remain")
 	})
+	t.Run("deleted_while_it_waits_for_other_calls", func(t *testing.T) {
+		f := newFixture(t, csitest.Config{}, nil)
+		f.FirstLimit = 1
+		f.class("c1", nil)
+		f.Plugin.Next(createSnapshot, csitest.Hang())
+		f.start()
+		f.content("v1", nil)
+		f.Wait(createSnapshot, 1)
+		f.content("v2", func(o *snapshotv1.VolumeSnapshotContent) { o.Spec.VolumeSnapshotRef.UID = "two" })
+		f.Waits("CreateSnapshot", 1)
+		f.delete("v2")
+		kubetest.Eventually(f.T, "the deletion is cached", func(context.Context) error {
+			cached, exists := f.c.contentLoop.Load().objects.Get(f.Unique("v2"))
+			if exists && !cached.leaving() {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+		f.Plugin.Release()
+		f.untilOf("v2", "is deleted", isDeleted)
+		f.until("is complete", isComplete)
+		f.Calls(createSnapshot, 1)
+	})
 	t.Run("no_longer_blocked", func(t *testing.T) {
 		f := scenario(t, csitest.Config{}, nil)
 		f.ready(func(o *snapshotv1.VolumeSnapshotContent) { retain(o); foreign(o) })

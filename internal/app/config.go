@@ -32,6 +32,8 @@ type Config struct {
 	API *rest.Config
 	// DialDriver is [csiclient.Config.Dial].
 	DialDriver func(ctx context.Context, address string) (net.Conn, error)
+	// FirstLimit is [csiclient.Config.FirstLimit].
+	FirstLimit int
 	// DriverCalls is called for each call of the roles, in memory, of the driver that the process serves. Not nil means that the
 	// process does not serve the socket. It is for simulations.
 	DriverCalls grpc.UnaryServerInterceptor
@@ -167,7 +169,9 @@ func (c Config) DriverConfig() csiclient.Config {
 	}
 	cfg.ExitOnConnectionLoss = c.Common.ExitOnConnectionLoss
 	cfg.MaxLogLength = c.Common.MaxGRPCLogLength
+	cfg.AdaptiveConcurrency = c.Common.AdaptiveConcurrency
 	cfg.Dial = c.DialDriver
+	cfg.FirstLimit = c.FirstLimit
 	cfg.NodeExpansion = contains(c.roles, resizerName) && mayRun(c.Settings, resizerName)
 	cfg.Timeout = 0
 	for i, r := range c.roles { // the longest timeout, but validation reports a negative one

@@ -139,6 +139,7 @@ func (p *process) work(ctx, services context.Context, stopServices func(), terms
 	defer cancel(nil)
 	var group errgroup.Group
 	if p.csi != nil {
+		work = p.csi.Limited(work)
 		group.Go(func() error { return cancelOn(cancel, p.watchConnection(ctx, services)) })
 	}
 	if p.own != nil {

@@ -9,6 +9,7 @@ package looptest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -39,6 +40,8 @@ type Fixture struct {
 	Watch *rest.Config
 	// NodeExpansion is [csiclient.Config.NodeExpansion].
 	NodeExpansion bool
+	// FirstLimit is [csiclient.Config.FirstLimit].
+	FirstLimit int
 	// Requests is the connection of the loop's requests; nil means that of the control plane.
 	Requests *rest.Config
 	// Registry has the metrics of the loop that was started last.
@@ -46,6 +49,7 @@ type Fixture struct {
 	// Stop ends the loop with cause and returns the error of its Run. It may be called again.
 	Stop  func(cause error) error
 	lease *lease
+	csi   *csiclient.Client
 }
 
 // Process is what the program hands to the loop at a start.
@@ -95,10 +99,12 @@ func (f *Fixture) Start(build func(Process) (Loop, error)) {
 		p.Client = f.Client
 	}
 	cfg := csiclient.DefaultConfig()
-	cfg.Address, cfg.NodeExpansion = f.Plugin.Address(), f.NodeExpansion
+	cfg.Address, cfg.NodeExpansion, cfg.AdaptiveConcurrency = f.Plugin.Address(), f.NodeExpansion, true
 	var err error
+	cfg.FirstLimit = f.FirstLimit
 	p.CSI, err = csiclient.New(cfg, p.Registry)
 	f.Must(err)
+	f.csi = p.CSI
 	p.Driver, err = p.CSI.Connect(f.Context())
 	f.Must(err)
 	watch, config := f.Client, f.ControlPlane.Config()
@@ -117,7 +123,7 @@ func (f *Fixture) Start(build func(Process) (Loop, error)) {
 	loop, err := build(p)
 	f.Must(err)
 	f.lease = &lease{}
-	run := func(ctx context.Context) error { return loop.Run(f.lease.term(ctx)) }
+	run := func(ctx context.Context) error { return loop.Run(p.CSI.Limited(f.lease.term(ctx))) }
 	f.Stop = kubetest.RunTerm(f, p.Informers, run, func() { p.CSI.Close() })
 }
 
@@ -141,6 +147,20 @@ func (f *Fixture) Must(err error) {
 
 // Unique returns the name of a cluster-scoped object for this test.
 func (f *Fixture) Unique(s string) string { return f.Namespace + "-" + s }
+
+// Waits waits until n calls of method wait for others.
+func (f *Fixture) Waits(method string, n int) {
+	f.Helper()
+	kubetest.Eventually(f.T, "calls of "+method+" wait", func(context.Context) error {
+		limits := f.csi.Status().Limits
+		for _, l := range limits {
+			if l.Method == method && l.Waiting == n {
+				return nil
+			}
+		}
+		return fmt.Errorf("the limits are %+v", limits)
+	})
+}
 
 // Calls fails the test unless method was called n times so far.
 func (f *Fixture) Calls(method string, n int) {

@@ -22,6 +22,7 @@ type Common struct {
 	CSIAddress           string
 	CSISocket            string // alias of CSIAddress
 	ExitOnConnectionLoss bool
+	AdaptiveConcurrency  bool
 	MaxGRPCLogLength     int           // in bytes; 0 or less: no limit
 	Kubeconfig           string        // empty: the ServiceAccount of the pod
 	Master               string        // URL of the API server; empty: from Kubeconfig
@@ -62,7 +63,7 @@ const UserKubeconfigUsage = "kubeconfig file; empty means the ServiceAccount of 
 func DefaultCommon() Common {
 	return Common{
 		CSIAddress: csiclient.DefaultConfig().Address, MaxGRPCLogLength: -1, SecretNamespaces: []string{},
-		ProbeTimeout: 3 * time.Second, OTLPSamplingRatio: 1, Controllers: Names{},
+		AdaptiveConcurrency: true, ProbeTimeout: 3 * time.Second, OTLPSamplingRatio: 1, Controllers: Names{},
 		Logging: Logging{Format: "text", FlushFrequency: 5 * time.Second, TextBufferSize: "0", JSONBufferSize: "0"},
 	}
 }
@@ -74,6 +75,9 @@ func (c *Common) AddFlags(fs *pflag.FlagSet) {
 	fs.Lookup("csi-address").Annotations = map[string][]string{"omitted": {}} // its presence requests a connection to the driver
 	fs.BoolVar(&c.ExitOnConnectionLoss, "exit-on-connection-loss", c.ExitOnConnectionLoss,
 		"exit when the connection to the CSI driver is lost, instead of waiting until the driver is back")
+	fs.BoolVar(&c.AdaptiveConcurrency, "adaptive-concurrency", c.AdaptiveConcurrency,
+		"limit the calls of a CSI method that run at a time, below the worker threads, while calls are throttled, time out or slow "+
+			"down, and more of them do not complete sooner")
 	fs.IntVar(&c.MaxGRPCLogLength, "max-grpc-log-length", c.MaxGRPCLogLength,
 		"truncate logged responses of the CSI driver to this number of bytes; 0 or less means no limit")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "kubeconfig file; empty means the ServiceAccount of the pod. "+

@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 )
 
 // Sync reconciles the object of key. After an error, key is requeued with back-off. A non-zero
@@ -253,6 +254,8 @@ func (l *Loop[K]) begin(key K) (wait time.Duration) {
 func (l *Loop[K]) process(ctx context.Context, key K) {
 	log := klog.FromContext(ctx).WithValues("loop", l.cfg.Name, "key", key)
 	start := time.Now()
+	ctx, leave := pressure.Attempt(ctx)
+	defer leave()
 	var next time.Time
 	err := election.Reread(func() (err error) {
 		next, err = l.syncRecovering(klog.NewContext(ctx, log), key)

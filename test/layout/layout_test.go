@@ -58,7 +58,7 @@ func packages(t *testing.T) []pkg {
 
 // allowed is what a package of this module may import of it, by their paths in it.
 var allowed = map[string][]string{
-	"csiclient":         {"internal/migration"},
+	"csiclient":         {"internal/migration", "internal/pressure"},
 	"csiclient/csitest": {},
 	"election":          {},
 	"metrics":           {"internal/serving"},
@@ -92,15 +92,16 @@ var allowed = map[string][]string{
 	},
 	"internal/tools/migrate": {"internal/rbac"},
 	"internal/volumerules":   {"internal/kube"},
-	"internal/workloop":      {"election"},
-	"internal/tools/statusz": {"csiclient", "election", "internal/tools/doctor", "internal/workloop"},
+	"internal/pressure":      {"election"},
+	"internal/workloop":      {"election", "internal/pressure"},
+	"internal/tools/statusz": {"csiclient", "election", "internal/pressure", "internal/tools/doctor", "internal/workloop"},
 	"internal/migration":     {},
 	"internal/topology":      {},
 	"internal/rbac":          {"deploy/rbac"},
 	"deploy/rbac":            {},
 	"internal/tracing":       {},
 	"internal/serving":       {},
-	"capacity":               {"csiclient", "internal/kube", "internal/topology", "internal/workloop"},
+	"capacity":               {"csiclient", "internal/kube", "internal/pressure", "internal/topology", "internal/workloop"},
 	"nodecontroller": {
 		"election", "metrics", "internal/claimloop", "internal/keylock", "internal/kube", "internal/serving", "internal/workloop",
 		"nodecontroller/nodecleanup", "nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/webhook",
@@ -112,19 +113,19 @@ var allowed = map[string][]string{
 	"nodecontroller/webhook":      {"internal/kube", "internal/serving"},
 	"provisioner": {
 		"csiclient", "election", "metrics", "internal/keylock", "internal/kube", "internal/migration", "internal/topology",
-		"internal/intent", "internal/tracing", "internal/volumerules", "internal/workloop",
+		"internal/intent", "internal/pressure", "internal/tracing", "internal/volumerules", "internal/workloop",
 	},
 	"attacher": {
 		"csiclient", "election", "metrics", "internal/keylock", "internal/kube", "internal/migration", "internal/tracing",
-		"internal/intent", "internal/volumerules", "internal/workloop",
+		"internal/intent", "internal/pressure", "internal/volumerules", "internal/workloop",
 	},
 	"resizer": {
 		"csiclient", "election", "metrics", "internal/keylock", "internal/kube", "internal/migration", "internal/tracing",
-		"internal/intent", "internal/volumerules", "internal/workloop",
+		"internal/intent", "internal/pressure", "internal/volumerules", "internal/workloop",
 	},
 	"snapshotter": {
 		"csiclient", "election", "metrics", "internal/keylock", "internal/kube", "internal/tracing", "internal/volumerules",
-		"internal/intent", "internal/workloop",
+		"internal/intent", "internal/pressure", "internal/workloop",
 	},
 	"topolvm":             {"internal/keylock", "internal/kube", "nodecontroller/nodecleanup"},
 	"topolvm/topolvmtest": {"internal/kubetest", "topolvm"},
@@ -184,7 +185,7 @@ var confined = map[string][]string{
 	"github.com/rogpeppe/":    {"internal/tools/migrate"},
 	"google.golang.org/grpc": {
 		"internal/tools/audit", "csiclient", "csiclient/csitest", "internal/looptest", "provisioner", "attacher",
-		"capacity", "resizer", "snapshotter", "test/hostdriver", "test/simulation", "topolvm", "internal/app",
+		"capacity", "resizer", "snapshotter", "test/hostdriver", "test/simulation", "topolvm", "internal/app", "internal/pressure",
 	},
 	"k8s.io/client-go": {
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/apiread", "internal/tools/audit",

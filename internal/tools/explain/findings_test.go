@@ -21,6 +21,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 	"github.com/storage-controller/storage-controller/internal/tools/apiread"
 	"github.com/storage-controller/storage-controller/internal/tools/finding"
 	"github.com/storage-controller/storage-controller/internal/tools/statusz"
@@ -256,6 +257,7 @@ func TestProcess(t *testing.T) {
 	page := statusz.Page{Program: "storage-controller", Now: now,
 		Roles: []statusz.Role{{Name: "provisioner", Lease: &election.Status{Lease: "ns/l", Holder: "other"}}},
 		Driver: &csiclient.Status{NotReady: "connection refused",
+			Limits: []pressure.Limit{{Method: "CreateVolume", Limit: 4, Waiting: 7, Since: now.Add(-time.Minute), Reason: "slow"}},
 			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-5 * time.Second)},
 				{Method: "CreateVolume", Volume: "pvc-2"}},
 			Failed: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-time.Minute), Took: time.Second,
@@ -281,6 +283,7 @@ blocked The driver is not ready: connection refused.
 waiting CreateVolume for "pvc-1" has been in flight for 5s.
 failing CreateVolume for "pvc-1" failed 59s ago after 1s with Internal: a b.
 waiting An attempt has been in progress for 1s (queue claims).
+waiting CreateVolume has been limited to 4 calls at a time for 60s, and others wait: 7. Cause: slow.
 failing 4 failed attempts in a row (queue claims, stage indeterminate), next attempt in 90s: no space.
 `
 	if got := text(&facts{now: now, process: &statusPage{url: "u", page: page}}); got != want {

@@ -83,6 +83,20 @@ func explainCalls(e *explanation, page statusz.Page, volumes []string) {
 	}
 }
 
+// explainLimits reports the limits of calls for which an attempt may wait.
+func explainLimits(e *explanation, page statusz.Page) {
+	if page.Driver == nil {
+		return
+	}
+	for _, l := range page.Driver.Limits {
+		if l.Waiting > 0 {
+			e.waiting("process", "%s has been limited to %s at a time for %s, and others wait: %d. Cause: %s", l.Method,
+				finding.Plural(l.Limit, "call"), duration.HumanDuration(page.Now.Sub(l.Since)), l.Waiting, sentence(l.Reason)).
+				SetNext("With more calls at a time the driver completes no more. --adaptive-concurrency=false ends this limit.")
+		}
+	}
+}
+
 // queueAndStage names a queue, and the stage of the object there if the controller has stages.
 func queueAndStage(queue, stage string) string {
 	if stage == "" {
@@ -101,6 +115,7 @@ func explainAttempts(e *explanation, page statusz.Page, of attempts) {
 			if concerns(r.Key) {
 				e.waiting("process", "An attempt has been in progress for %s (%s).", duration.HumanDuration(page.Now.Sub(r.Since)),
 					queueAndStage(queue.Name, r.Stage))
+				explainLimits(e, page)
 			}
 		}
 		for _, k := range queue.Failing {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/storage-controller/storage-controller/csiclient"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
 
@@ -225,6 +226,13 @@ func (w *writer) driver(d csiclient.Status) {
 	if len(d.Running) > 0 {
 		w.table([]string{"call", "volume", "for"}, rows(d.Running, func(c csiclient.Call) []cell {
 			return []cell{head(c.Method), code("volume", c.Volume), plain("for", ago(w.now, c.Began))}
+		}))
+	}
+	if len(d.Limits) > 0 {
+		w.raw("<h3>Limited calls</h3>\n")
+		w.table([]string{"call", "at a time", "running", "waiting", "for", "because"}, rows(d.Limits, func(l pressure.Limit) []cell {
+			return []cell{head(l.Method), plain("at a time", strconv.Itoa(l.Limit)), plain("running", strconv.Itoa(l.Running)),
+				plain("waiting", strconv.Itoa(l.Waiting)), plain("for", ago(w.now, l.Since)), wide("because", l.Reason)}
 		}))
 	}
 	completed := func(c csiclient.Call) []cell {

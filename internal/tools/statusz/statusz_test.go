@@ -17,6 +17,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 	"github.com/storage-controller/storage-controller/internal/tools/doctor"
 	"github.com/storage-controller/storage-controller/internal/workloop"
 )
@@ -32,6 +33,7 @@ func example() Page {
 			{Name: "attacher", Lease: &election.Status{Lease: "ns/att", Identity: "me", Holder: "pod-2"}}, {Name: "capacity"}},
 		Driver: &csiclient.Status{Address: "/s", Driver: csiclient.Driver{Name: "drv"}, NotReady: "away",
 			Running: []csiclient.Call{{Method: "CreateVolume", Volume: "pvc-1", Began: now.Add(-3 * time.Second)}},
+			Limits:  []pressure.Limit{{Method: "CreateVolume", Limit: 4, Waiting: 71, Since: now.Add(-time.Minute), Reason: "<slow>"}},
 			Failed: []csiclient.Call{{
 				Method: "DeleteVolume", Volume: "v", Began: now, Took: time.Second, Code: "Internal", Error: "<script>alert(1)</script>",
 			}}},
@@ -65,8 +67,8 @@ func TestPageSaysWhatThereIs(t *testing.T) {
 		t.Fatalf("%d %v", w.Code, w.Header())
 	}
 	for _, want := range []string{
-		"checks fail", "not connected", "up 60m", "this process", "pod-2", "standby", "not ready: away", "pvc-1", "3s",
-		"7 waiting", "1 failing", "in 90s", "pool is full", "--worker-threads", `href="./a/numbers"`, `http-equiv="refresh"`,
+		"checks fail", "not connected", "up 60m", "this process", "pod-2", "standby", "not ready: away", "pvc-1", "3s", "71",
+		"&lt;slow&gt;", "7 waiting", "1 failing", "in 90s", "pool is full", "--worker-threads", `href="./a/numbers"`, `http-equiv="refresh"`,
 		"&lt;script&gt;", "Lost nodes", ">held<", "60m", "approve n7 --yes",
 	} {
 		if !strings.Contains(body, want) {

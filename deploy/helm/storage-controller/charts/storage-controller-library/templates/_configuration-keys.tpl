@@ -1,4 +1,5 @@
 {{- define "storage-controller.configurationKeys" -}}
+adaptive-concurrency
 apiVersion
 attacher
 attacher.default-fstype
