@@ -78,15 +78,17 @@ func metrics(output string) (map[string]float64, error) {
 	return values, nil
 }
 
-// measure runs the suites that measure and writes their part of the page.
+// measure runs the suites that measure and writes their part of the page after each run.
 func (o options) measure() error {
 	suites, err := o.suites(performance)
 	if err != nil {
 		return err
 	}
 	r := &results{binding: performance}
+	var loads []string
 	for run := range o.runs {
 		for _, suite := range slices.Sorted(maps.Keys(suites)) {
+			loads = append(loads, loadAverage())
 			begin := time.Now()
 			specs, err := o.runSuite(performance, suite, suites[suite])
 			if err != nil {
@@ -96,16 +98,26 @@ func (o options) measure() error {
 			fmt.Printf("%s run %d %s: %s in %v\n", time.Now().Format(time.TimeOnly), run+1, suite, summary(specs),
 				time.Since(begin).Round(time.Second))
 		}
+		if err := verdict([]*results{r}); err != nil {
+			return err
+		}
+		table, err := performanceTable(r.specs)
+		if err != nil {
+			return err
+		}
+		fmt.Print("\n" + table + "\n")
+		if err := o.writePerformance(run+1, loads, table); err != nil {
+			return err
+		}
 	}
-	if err := verdict([]*results{r}); err != nil {
-		return err
-	}
-	table, err := performanceTable(r.specs)
-	if err != nil {
-		return err
-	}
-	fmt.Print("\n" + table)
-	return o.writePerformance(table)
+	return nil
+}
+
+// loadAverage returns that of the last minute. The measurements of a machine that others use are worth little.
+func loadAverage() string {
+	text, _ := os.ReadFile("/proc/loadavg") // it is there on every Linux with /proc
+	load, _, _ := strings.Cut(string(text), " ")
+	return load
 }
 
 // performanceTable renders the medians of all runs, with the smallest and the largest value.
@@ -160,7 +172,7 @@ func withPerformance(page, part string) string {
 }
 
 // writePerformance writes the part of the page.
-func (o options) writePerformance(table string) error {
+func (o options) writePerformance(runs int, loads []string, table string) error {
 	if o.page == "" {
 		return nil
 	}
@@ -176,13 +188,14 @@ Each creates 300 PVCs of 1 MiB with Immediate binding. pvc-deletion-performance 
 deletes them before the PVCs. The sides run one after the other; the controllers of the other side are idle.
 Medians of %[2]d runs, with the smallest and the largest value:
 
-%[3]s- peak memory in MiB: reference %[4]d, storage-controller %[5]d
+%[3]s- load average of the machine before each suite: %[7]s
+- peak memory in MiB: reference %[4]d, storage-controller %[5]d
 
 %[6]s
 volume-lifecycle-performance logs no percentiles. Its times begin with creationTimestamp, which has whole seconds, so that
 each is up to a second too long. pvc-deletion-performance asks for each PV once a second; the percentiles are of the times
 that it logs.
-<!-- performance: end -->`, "`", o.runs, facts, peak("reference-csi-*"), peak("storage-controller"), table)
+<!-- performance: end -->`, "`", runs, facts, peak("reference-csi-*"), peak("storage-controller"), table, strings.Join(loads, ", "))
 	page, _ := os.ReadFile(filepath.Join(root, o.page)) // it may be a new one
 	return os.WriteFile(filepath.Join(root, o.page), []byte(withPerformance(string(page), text)), 0o644)
 }
