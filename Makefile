@@ -117,7 +117,7 @@ bench: ## Run the benchmark of volumes, with COMPARE=1 against the sidecars, wit
 	go run ./test/bench $(if $(COMPARE),--compare) $(ARGS)
 
 .PHONY: conformance
-conformance: ## Run the Kubernetes specifications for CSI drivers on a real node, as root; ARGS="--focus=REGEXP --binding=Immediate --only=storage-controller --procs=6 --page="
+conformance: ## Run the Kubernetes specifications for CSI drivers on a real node, as root; ARGS="--focus=REGEXP --binding=Immediate --only=storage-controller --procs=6 --page=" or ARGS=--performance
 	test/conformance/conformance.sh $(ARGS)
 
 .PHONY: vulncheck

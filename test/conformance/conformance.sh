@@ -28,10 +28,12 @@ build test/conformance build . ./registrar tool # kubelet, kubectl, agnhost, gin
 OUT=e2e.test build test/conformance test -c ./e2e
 
 export SIDECARS="csi-provisioner csi-attacher csi-resizer csi-snapshotter"
+# The sidecars send 5 requests per second by default; storage-controller has no limit.
+export LIMITS="--kube-api-qps=100000 --kube-api-burst=100000"
 version() { echo "$1 $(go version -m "$BIN/$1" | awk '$1 == "mod" { print $3 }')"; }
 cat > "$STATE/facts.md" << FACTS
 - $(date -u +%F), $(nproc) CPUs, Linux $(uname -r), Kubernetes $kubernetes, containerd $(containerd --version | cut -d' ' -f3), $(runc --version | head -1)
-- reference: $(for p in $SIDECARS; do version $p; done | paste -sd, | sed 's/,/, /g')
+- reference: $(for p in $SIDECARS; do version $p; done | paste -sd, | sed 's/,/, /g'), with \`$LIMITS\`
 - storage-controller: $(git describe --tags --always --dirty)
 - both sides: $(version snapshot-controller) with --kube-api-qps=100
 FACTS

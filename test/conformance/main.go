@@ -36,6 +36,8 @@ type options struct {
 	bindings    []string
 	procs       int
 	page        string
+	performance bool
+	runs        int
 }
 
 // The directories of conformance.sh.
@@ -49,6 +51,7 @@ type spec struct {
 	side, pattern, suite string
 	name                 string // with pattern and suite
 	text                 string // as ginkgo has it
+	output               string // what the specification has logged
 	state                string // passed, failed, skipped (the specification does that), or empty if it was not selected
 }
 
@@ -67,9 +70,15 @@ func parse(args []string) (o options, err error) {
 	only := fs.String("only", strings.Join(sides, ","), "sides to run")
 	bindings := fs.String("binding", "Immediate,WaitForFirstConsumer", "binding modes of the StorageClass to run")
 	fs.IntVar(&o.procs, "procs", 6, "number of specifications that run at the same time")
+	fs.BoolVar(&o.performance, "performance", false, "run only the suites that measure, one side after the other")
+	fs.IntVar(&o.runs, "runs", 3, "number of times that --performance runs each suite")
 	fs.StringVar(&o.page, "page", "docs/conformance.md", "page to write, in the repository; empty for none")
 	_ = fs.Parse(args) // exits on an error
 	o.sides, o.bindings = strings.Split(*only, ","), strings.Split(*bindings, ",")
+	if o.performance {
+		// Both suites are labeled Serial. With one process, the specifications of the sides wait for each other anyway.
+		*focus, o.bindings, o.procs = performanceSuites, []string{performance}, 1
+	}
 	if o.focus, err = regexp.Compile(*focus); err != nil {
 		return o, fmt.Errorf("--focus: %w", err)
 	}
@@ -83,6 +92,9 @@ func run(args []string) error {
 	o, err := parse(args)
 	if err != nil {
 		return err
+	}
+	if o.performance {
+		return o.measure()
 	}
 	var all []*results
 	for _, binding := range o.bindings {
@@ -186,6 +198,8 @@ func read(path string) (specs []spec, err error) {
 			ContainerHierarchyTexts []string
 			LeafNodeText, State     string
 			Failure                 struct{ Message string }
+
+			CapturedGinkgoWriterOutput string
 		}
 	}
 	if err := json.Unmarshal(data, &reports); err != nil {
@@ -207,7 +221,8 @@ func read(path string) (specs []spec, err error) {
 			case s.Failure.Message != "":
 				state = "skipped"
 			}
-			specs = append(specs, spec{side: part[1], pattern: part[3], suite: part[4], name: part[2], text: text, state: state})
+			specs = append(specs, spec{side: part[1], pattern: part[3], suite: part[4], name: part[2], text: text, state: state,
+				output: s.CapturedGinkgoWriterOutput})
 		}
 	}
 	return specs, nil

@@ -52,3 +52,54 @@ func TestVerdict(t *testing.T) {
 		}
 	}
 }
+
+func TestPerformanceTable(t *testing.T) {
+	lifecycle := "baseline (*framework.Metrics)({\n  AvgLatency: (time.Duration) 120000000000,\n  Throughput: (float64) 0.5\n})\n" +
+		"  I1130 framework.go:1] Metrics to evaluate: (*framework.Metrics)({\n  AvgLatency: (time.Duration) %d,\n" +
+		"  Throughput: (float64) 25.5\n})\n"
+	deletion := "Deleted PV pvc-1, PVC pvc-a in 1.5s\nDeleted PV pvc-2, PVC pvc-b in 500ms\nDeleted all PVC/PVs in 1m1.25s\n"
+	specs := []spec{
+		{side: reference, suite: "volume-lifecycle-performance", output: fmt.Sprintf(lifecycle, 2_500_000_000)},
+		{side: reference, suite: "volume-lifecycle-performance", output: fmt.Sprintf(lifecycle, 3_500_000_000)},
+		{side: ours, suite: "volume-lifecycle-performance", output: fmt.Sprintf(lifecycle, 500_000_000)},
+		{side: ours, suite: "pvc-deletion-performance", output: deletion},
+	}
+	table, err := performanceTable(specs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []string{
+		"| volume-lifecycle-performance | PVC created until bound, average, s | 3 (2.5 to 3.5) | 0.5 (0.5 to 0.5) |",
+		"| volume-lifecycle-performance | PVCs divided by the longest of these times, 1/s | 25.5 (25.5 to 25.5) | 25.5 (25.5 to 25.5) |",
+		"| pvc-deletion-performance | all PVCs and PVs deleted, s | not run | 61.2 (61.2 to 61.2) |",
+		"| pvc-deletion-performance | PVC deleted until PV deleted, p50, s | not run | 0.5 (0.5 to 0.5) |",
+		"| pvc-deletion-performance | PVC deleted until PV deleted, p99, s | not run | 1.5 (1.5 to 1.5) |",
+	} {
+		if !strings.Contains(table, row+"\n") {
+			t.Errorf("%q is missing in\n%s", row, table)
+		}
+	}
+	// A newer Kubernetes may log something else.
+	if table, err := performanceTable([]spec{{side: ours, suite: "volume-lifecycle-performance", output: "Metrics: none"}}); err == nil {
+		t.Errorf("a specification without metrics: %s", table)
+	}
+}
+
+// TestPagePartsAreKept writes the part of --performance and the rest of the page in both orders.
+func TestPagePartsAreKept(t *testing.T) {
+	part := func(text string) string {
+		return "<!-- performance: begin -->\n" + text + "\n<!-- performance: end -->"
+	}
+	page := withPerformance("# Title\n", "")
+	if page != "# Title\n" {
+		t.Errorf("a page without the part: %q", page)
+	}
+	page = withPerformance(withPerformance(page, part("old")), part("new"))
+	if want := "# Title\n\n" + part("new") + "\n"; page != want {
+		t.Errorf("got %q, want %q", page, want)
+	}
+	page = withPerformance("# Other\n", performancePart.FindString(page))
+	if want := "# Other\n\n" + part("new") + "\n"; page != want {
+		t.Errorf("got %q, want %q", page, want)
+	}
+}

@@ -70,8 +70,8 @@ start apiserver controlplane apiserver --etcd-servers=http://127.0.0.1:2379 --bi
 	--service-account-issuer=https://kubernetes.default.svc --service-cluster-ip-range=10.96.0.0/16 \
 	--kubelet-preferred-address-types=InternalIP --max-requests-inflight=2000 --max-mutating-requests-inflight=1000
 await kubectl get --raw=/readyz
-start controller-manager controlplane controller-manager --kubeconfig=kubeconfig --leader-elect=false --kube-api-qps=200 \
-	--kube-api-burst=400 --service-account-private-key-file=service-account.key --root-ca-file=certificates/apiserver.crt
+start controller-manager controlplane controller-manager --kubeconfig=kubeconfig --leader-elect=false --kube-api-qps=2000 \
+	--kube-api-burst=4000 --service-account-private-key-file=service-account.key --root-ca-file=certificates/apiserver.crt
 start scheduler controlplane scheduler --kubeconfig=kubeconfig --leader-elect=false
 await ctr --namespace=k8s.io images import images.tar
 start kubelet kubelet --config=kubelet.yaml --kubeconfig=kubeconfig --hostname-override=$NODE --node-ip=$IP --cert-dir=kubelet-certificates --v=2
@@ -89,8 +89,9 @@ for side in reference storage-controller; do
 	start $side-registrar registrar --driver-name=$driver --csi-address=$socket --registration=/var/lib/kubelet/plugins_registry/$driver.sock
 	sed "s/@DRIVER@/$driver/" "$HERE/objects.yaml" | kubectl create -f - > /dev/null
 	for binding in immediate waitforfirstconsumer; do
-		sed "s/@DRIVER@/$driver/; s/@BINDING@/$binding/" "$HERE/testdriver.yaml" > $side-$binding.yaml
+		sed "/PerformanceTestOptions/d; s/@DRIVER@/$driver/; s/@BINDING@/$binding/" "$HERE/testdriver.yaml" > $side-$binding.yaml
 	done
+	sed "s/@DRIVER@/$driver/; s/@BINDING@/immediate/" "$HERE/testdriver.yaml" > $side-performance.yaml
 	namespace=$side && [ $side = reference ] || namespace=csi-example # that of the overlay
 	kubectl create namespace $namespace > /dev/null
 	export NAMESPACE=$namespace POD_NAMESPACE=$namespace POD_NAME=$NODE
@@ -102,7 +103,7 @@ for side in reference storage-controller; do
 			csi-snapshotter) flags=--feature-gates=CSIVolumeGroupSnapshot=true ;;
 			*) flags= ;;
 			esac
-			start $side-$sidecar $sidecar --kubeconfig=kubeconfig --csi-address=$socket -v=4 $flags
+			start $side-$sidecar $sidecar --kubeconfig=kubeconfig --csi-address=$socket -v=4 $LIMITS $flags
 		done
 	else
 		kubectl create -f permissions.yaml > /dev/null

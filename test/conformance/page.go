@@ -117,11 +117,12 @@ storage-controller has only the permissions of deploy/overlays/all-in-one. Both 
 - selected: %[5]s
 
 A specification is skipped if the driver does not support what it tests. All of pvc-deletion-performance and volume-lifecycle-performance are skipped:
-the driver has no PerformanceTestOptions.
+the driver has PerformanceTestOptions only with %[1]smake conformance ARGS=--performance%[1]s, see [Performance](#performance).
 With WaitForFirstConsumer, volume-modify-stress fails on every cluster: it sets the class of claims that are not bound yet, which the API server refuses.
 
 %[6]s`, "`", facts, peak("reference-csi-*"), peak("storage-controller"), o.selected(), tables(all))
-	return os.WriteFile(filepath.Join(root, o.page), []byte(strings.TrimSpace(text)+"\n"), 0o644)
+	page, _ := os.ReadFile(filepath.Join(root, o.page)) // it may be a new one
+	return os.WriteFile(filepath.Join(root, o.page), []byte(withPerformance(text, performancePart.FindString(string(page)))), 0o644)
 }
 
 // selected describes the specifications that the flags select.

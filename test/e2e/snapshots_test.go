@@ -86,7 +86,7 @@ func (e *env) contents(ctx context.Context) (map[string][]string, error) {
 func TestSnapshots(t *testing.T) {
 	t.Parallel()
 	kubetest.NeedReal(t)
-	cp, err := kubetest.Start(t.Context(), kubetest.Config{ControllerManager: true, Audit: true, SnapshotController: true})
+	cp, err := kubetest.Start(t.Context(), kubetest.Config{ControllerManager: true, Scheduler: true, Audit: true, SnapshotController: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,6 +94,7 @@ func TestSnapshots(t *testing.T) {
 	for name, test := range map[string]func(*testing.T, *kubetest.ControlPlane){
 		"counts": testSnapshotCounts, "restore": testSnapshotRestored, "order": testSnapshotDeletedInEveryOrder,
 		"killed": singleSnapshot.testSnapshotterKilled, "group_killed": groupSnapshot.testSnapshotterKilled,
+		"kube_burner": testKubeBurnerObjects,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, cp) })
 	}
