@@ -28,7 +28,7 @@ type Config struct {
 	LeaseDuration time.Duration
 	// RenewDeadline is the time for which a leader retries to renew the Lease before it stops.
 	RenewDeadline time.Duration
-	// RetryPeriod is the time between two attempts to acquire or renew the Lease.
+	// RetryPeriod is the time between two renewals of the Lease, and between two reads of a standby that cannot watch it.
 	RetryPeriod time.Duration
 }
 
@@ -67,6 +67,7 @@ type Lead func(ctx context.Context) error
 type Candidate struct {
 	cfg     Config
 	lock    *observedLock
+	watch   watchLease
 	health  *leaderelection.HealthzAdaptor
 	elector atomic.Pointer[leaderelection.LeaderElector] // of the current term; nil between terms
 }
@@ -86,8 +87,8 @@ func (c *Candidate) Status() Status {
 	if s.Leader {
 		s.Since = time.Unix(0, c.lock.since.Load())
 	}
-	if elector := c.elector.Load(); elector != nil {
-		s.Holder = elector.GetLeader()
+	if c.elector.Load() != nil {
+		s.Holder, _ = c.lock.holder.Load().(string)
 	}
 	return s
 }
@@ -96,13 +97,13 @@ func (c *Candidate) Status() Status {
 const tolerance = 20 * time.Second
 
 // NewCandidate returns a candidate for the Lease of lock.
-func NewCandidate(cfg Config, lock resourcelock.Interface, metrics *Metrics) (*Candidate, error) {
+func NewCandidate(cfg Config, lock *resourcelock.LeaseLock, metrics *Metrics) (*Candidate, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	observed := &observedLock{Interface: lock, metrics: metrics, duration: cfg.wholeSeconds()}
 	metrics.slowpath.WithLabelValues(observed.name())
-	return &Candidate{cfg: cfg, lock: observed, health: leaderelection.NewLeaderHealthzAdaptor(tolerance)}, nil
+	return &Candidate{cfg: cfg, lock: observed, watch: watchOf(lock), health: leaderelection.NewLeaderHealthzAdaptor(tolerance)}, nil
 }
 
 // Check fails if this replica is leader and has not renewed the Lease for its duration plus 20 s. For client-go, also a replica
@@ -172,8 +173,10 @@ func (c *Candidate) term(ctx context.Context, lead Lead) (released bool, err err
 	c.lock.begin()
 	var result error
 	done := make(chan struct{}) // closed when lead has returned, if it was called
+	standby := &standbyLock{observedLock: c.lock, watch: c.watch, period: c.cfg.RetryPeriod}
+	defer standby.stop()
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: c.lock, Name: c.lock.Describe(), WatchDog: c.health,
+		Lock: standby, Name: c.lock.Describe(), WatchDog: c.health,
 		LeaseDuration: c.cfg.LeaseDuration, RenewDeadline: c.cfg.RenewDeadline, RetryPeriod: c.cfg.RetryPeriod,
 		// client-go would release the Lease while lead is running.
 		ReleaseOnCancel: false,

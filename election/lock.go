@@ -24,7 +24,7 @@ import (
 // labels on it. events, if not nil, receives an event for each change of the holder.
 func NewLock(
 	client typedcoordinationv1.LeasesGetter, namespace, name string, labels map[string]string, events resourcelock.EventRecorder,
-) (resourcelock.Interface, error) {
+) (*resourcelock.LeaseLock, error) {
 	identity, err := identity()
 	if err != nil {
 		return nil, err
@@ -130,6 +130,7 @@ type observedLock struct {
 	duration time.Duration // of the Lease
 	leading  atomic.Bool
 	since    atomic.Int64 // start of the term, in Unix nanoseconds
+	holder   atomic.Value // of the Lease as last read or written, a string
 
 	mu     sync.Mutex
 	tried  bool        // a write was sent in this term
@@ -140,12 +141,12 @@ type observedLock struct {
 
 // Create creates the Lease.
 func (l *observedLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return l.write(func() error { return l.Interface.Create(ctx, record) })
+	return l.write(record, func() error { return l.Interface.Create(ctx, record) })
 }
 
 // Update renews the Lease.
 func (l *observedLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return l.write(func() error { return l.Interface.Update(ctx, record) })
+	return l.write(record, func() error { return l.Interface.Update(ctx, record) })
 }
 
 // begin begins a term, in which nothing was written yet.
@@ -164,7 +165,7 @@ func (l *observedLock) written() (tried, acquired bool) {
 }
 
 // write calls send, and extends the term if it succeeds.
-func (l *observedLock) write(send func() error) error {
+func (l *observedLock) write(record resourcelock.LeaderElectionRecord, send func() error) error {
 	sent := Now()
 	l.mu.Lock()
 	l.tried = true
@@ -172,6 +173,7 @@ func (l *observedLock) write(send func() error) error {
 	if err := send(); err != nil {
 		return err
 	}
+	l.holder.Store(record.HolderIdentity)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sent = sent
@@ -245,6 +247,7 @@ func (l *observedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRec
 	if err != nil {
 		return record, raw, err
 	}
+	l.holder.Store(record.HolderIdentity)
 	if record.HolderIdentity != l.Identity() {
 		l.expire()
 	}

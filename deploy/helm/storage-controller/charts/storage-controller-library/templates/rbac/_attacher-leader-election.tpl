@@ -8,7 +8,7 @@ metadata:
 rules:
 - apiGroups: ["coordination.k8s.io"]
   resources: ["leases"]
-  verbs: ["get", "create", "update"]
+  verbs: ["get", "watch", "create", "update"]
 # events on the Lease
 - apiGroups: [""]
   resources: ["events"]

@@ -9,7 +9,7 @@ metadata:
 rules:
 - apiGroups: ["coordination.k8s.io"]
   resources: ["leases"]
-  verbs: ["get", "create", "update"]
+  verbs: ["get", "watch", "create", "update"]
 - apiGroups: [""]
   resources: ["events"]
   verbs: ["create", "patch"]
