@@ -1,0 +1,130 @@
+// Copyright The storage-controller Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelpers "k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
+)
+
+// objectsOf returns a claim, a volume and an attachment, decoded as the watch decodes them: they share no memory with those of
+// another call.
+func objectsOf(t *testing.T, of string, size string) (
+	pvc *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, va *storagev1.VolumeAttachment,
+) {
+	t.Helper()
+	sizes := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	meta := metav1.ObjectMeta{Name: "n", Namespace: "ns", Finalizers: []string{"f", "g"}}
+	inPVC := &corev1.PersistentVolumeClaim{ObjectMeta: *meta.DeepCopy(), Spec: corev1.PersistentVolumeClaimSpec{
+		AccessModes: modes, Resources: corev1.VolumeResourceRequirements{Requests: sizes}, StorageClassName: ptr.To("c"), VolumeName: "v",
+		VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
+	}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, AccessModes: modes, Capacity: sizes}}
+	inPVC.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: of}
+	inPV := &corev1.PersistentVolume{ObjectMeta: *meta.DeepCopy(), Spec: corev1.PersistentVolumeSpec{
+		Capacity: sizes, AccessModes: modes, ClaimRef: &corev1.ObjectReference{Kind: "k", APIVersion: "v1", Namespace: "ns", Name: "n"},
+		NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+			{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}}},
+		}}},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+			Driver: of, VolumeHandle: "h", VolumeAttributes: map[string]string{"pool": "p"},
+			ControllerPublishSecretRef: &corev1.SecretReference{Name: "s", Namespace: "ns"},
+		}},
+	}}
+	inVA := &storagev1.VolumeAttachment{ObjectMeta: *meta.DeepCopy(), Spec: storagev1.VolumeAttachmentSpec{Attacher: of, NodeName: "node"},
+		Status: storagev1.VolumeAttachmentStatus{AttachmentMetadata: map[string]string{"device": "sda"}}}
+	pvc, pv, va = &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}, &storagev1.VolumeAttachment{}
+	recode(t, inPVC, pvc)
+	recode(t, inPV, pv)
+	recode(t, inVA, va)
+	return pvc, pv, va
+}
+
+func recode(t *testing.T, in interface{ Marshal() ([]byte, error) }, out interface{ Unmarshal([]byte) error }) {
+	t.Helper()
+	data, err := in.Marshal()
+	if err == nil {
+		err = out.Unmarshal(data)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCachedObjectsShare: what many objects have in common is in memory once.
+func TestCachedObjectsShare(t *testing.T) {
+	parts := func() map[string]any {
+		pvc, pv, va := objectsOf(t, driver, "3Gi")
+		for _, obj := range []any{pvc, pv, va} {
+			if _, err := Trim(driver)(obj); err != nil {
+				t.Fatal(err)
+			}
+		}
+		csi := pv.Spec.CSI
+		return map[string]any{
+			"annotations of a claim": pvc.Annotations, "finalizers": pvc.Finalizers, "class": pvc.Spec.StorageClassName,
+			"request": pvc.Spec.Resources.Requests, "volume mode": pvc.Spec.VolumeMode, "size of a claim": pvc.Status.Capacity,
+			"access modes": pvc.Status.AccessModes, "namespace": pvc.Namespace, "size of a volume": pv.Spec.Capacity,
+			"node affinity": pv.Spec.NodeAffinity, "driver": csi.Driver, "volume attributes": csi.VolumeAttributes,
+			"secret": csi.ControllerPublishSecretRef, "kind": pv.Spec.ClaimRef.Kind, "node": va.Spec.NodeName,
+			"attachment metadata": va.Status.AttachmentMetadata,
+		}
+	}
+	a, b := parts(), parts()
+	for part := range a {
+		if address(a[part]) != address(b[part]) {
+			t.Errorf("each object has its own %s", part)
+		}
+	}
+}
+
+func address(of any) unsafe.Pointer {
+	if s, ok := of.(string); ok {
+		return unsafe.Pointer(unsafe.StringData(s))
+	}
+	return reflect.ValueOf(of).UnsafePointer()
+}
+
+// TestSharedValuesAreEqual: an object has the same values as without sharing, whatever the pools have seen before.
+func TestSharedValuesAreEqual(t *testing.T) {
+	for i := range 3 * poolSize {
+		size := fmt.Sprintf("%dMi", i)
+		pvc, pv, va := objectsOf(t, driver, size)
+		pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values[0] = size
+		pv.Finalizers = append(pv.Finalizers, size)
+		*pvc.Spec.StorageClassName, va.Status.AttachmentMetadata["device"], pvc.Annotations["a"] = size, size, size
+		wantPVC, wantPV, wantVA := pvc.DeepCopy(), pv.DeepCopy(), va.DeepCopy()
+		shareClaim(pvc)
+		shareVolume(pv)
+		shareAttachment(va)
+		// Quantities contain how they were written.
+		for _, values := range [][2]any{{wantPVC, pvc}, {wantPV, pv}, {wantVA, va}} {
+			if !reflect.DeepEqual(values[0], values[1]) {
+				t.Fatal(cmp.Diff(values[0], values[1]))
+			}
+		}
+	}
+}
+
+// TestAppendCopiesSharedList: an object of which a caller has extended a list does not change the lists of others.
+func TestAppendCopiesSharedList(t *testing.T) {
+	first, second := append(make([]string, 0, 8), "shared-f"), append(make([]string, 0, 8), "shared-f")
+	shareList(&stringLists, &first)
+	shareList(&stringLists, &second)
+	longer := append(first, "a")
+	_ = append(second, "b")
+	if &first[0] != &second[0] || longer[1] != "a" {
+		t.Errorf("%q, shared: %t", longer, &first[0] == &second[0])
+	}
+}
