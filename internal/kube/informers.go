@@ -84,7 +84,7 @@ type factory interface {
 // NewInformers returns informers for driver. They start in [Informers.Start].
 func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver string) *Informers {
 	retained := &RetainedFields{}
-	trim := trim(driver, retained)
+	trim := compacting(trim(driver, retained))
 	return &Informers{factories: &factories{
 		driver:      driver,
 		retained:    retained,
@@ -165,7 +165,7 @@ func (i *Informers) Claims() Informer[*corev1.PersistentVolumeClaim] {
 		}),
 		ByDependency: func(obj any) ([]string, error) {
 			// A bound claim whose request has no result still copies its source.
-			if pvc, ok := obj.(*corev1.PersistentVolumeClaim); ok &&
+			if pvc, ok := typedObject[*corev1.PersistentVolumeClaim](obj); ok &&
 				(pvc.Spec.VolumeName == "" || slices.Contains(pvc.Finalizers, ProvisioningFinalizer)) {
 				return dependencies(pvc), nil
 			}
@@ -187,7 +187,7 @@ func (i *Informers) Volumes() Informer[*corev1.PersistentVolume] {
 	), cache.Indexers{
 		ByHandle: func(obj any) ([]string, error) {
 			var buckets []string
-			if pv, ok := obj.(*corev1.PersistentVolume); ok {
+			if pv, ok := typedObject[*corev1.PersistentVolume](obj); ok {
 				for _, handle := range migration.Handles(i.driver, pv) {
 					buckets = append(buckets, Bucket(handle))
 				}
@@ -316,7 +316,7 @@ func (i *Informers) Pods() Informer[*corev1.Pod] {
 		},
 	), cache.Indexers{
 		ByClaim: func(obj any) ([]string, error) {
-			if pod, ok := obj.(*corev1.Pod); ok {
+			if pod, ok := typedObject[*corev1.Pod](obj); ok {
 				return ClaimsOfPod(pod), nil
 			}
 			return nil, nil

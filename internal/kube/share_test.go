@@ -12,8 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 )
@@ -126,5 +128,100 @@ func TestAppendCopiesSharedList(t *testing.T) {
 	_ = append(second, "b")
 	if &first[0] != &second[0] || longer[1] != "a" {
 		t.Errorf("%q, shared: %t", longer, &first[0] == &second[0])
+	}
+}
+
+// TestCompactObjectsAreComplete: the cache returns each object as it was received, whichever objects it has received before.
+func TestCompactObjectsAreComplete(t *testing.T) {
+	now := metav1.Now().Rfc3339Copy()
+	changes := []func(*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, *storagev1.VolumeAttachment){
+		func(pvc *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, va *storagev1.VolumeAttachment) {
+			pvc.Name, pv.Name, va.Name, pvc.UID, pv.UID, va.UID = "m", "m", "m", "u", "u", "u"
+			pvc.ResourceVersion, pv.ResourceVersion, va.ResourceVersion = "7", "7", "7"
+		},
+		func(pvc *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, va *storagev1.VolumeAttachment) {
+			pvc.DeletionTimestamp, pv.DeletionTimestamp, va.DeletionTimestamp = &now, &now, &now
+		},
+		func(pvc *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, va *storagev1.VolumeAttachment) {
+			pvc.Annotations, pv.Annotations, va.Annotations = nil, map[string]string{"a": "b"}, map[string]string{"a": "c"}
+			pvc.CreationTimestamp, pv.CreationTimestamp, va.CreationTimestamp = now, now, now
+		},
+		func(pvc *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, va *storagev1.VolumeAttachment) {
+			pvc.Finalizers, pv.Finalizers, va.Finalizers, pvc.Namespace = nil, nil, []string{"h"}, "other"
+		},
+		func(pvc *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, va *storagev1.VolumeAttachment) {
+			pvc.Status.Phase, pv.Status.Phase, va.Status.Attached = corev1.ClaimLost, corev1.VolumeReleased, true
+		},
+		func(pvc *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, va *storagev1.VolumeAttachment) {
+			pvc.Spec.VolumeName, pvc.Spec.Resources.Requests, pvc.Status.Capacity = "", nil, nil
+			pv.Spec.Capacity, pv.Spec.NodeAffinity = nil, nil
+			va.Spec.NodeName, va.Spec.Source.PersistentVolumeName, va.Status.AttachmentMetadata = "other", ptr.To("pv"), nil
+		},
+		func(_ *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, va *storagev1.VolumeAttachment) {
+			pv.Spec.ClaimRef.Name, pv.Spec.ClaimRef.UID, pv.Spec.ClaimRef.ResourceVersion = "other", "u", "8"
+			va.Status.DetachError = &storagev1.VolumeError{Message: "m"}
+		},
+		func(pvc *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, va *storagev1.VolumeAttachment) {
+			pvc.Spec.DataSource = &corev1.TypedLocalObjectReference{Name: "s"}
+			pv.Spec.CSI, pv.Spec.GCEPersistentDisk = nil, &corev1.GCEPersistentDiskVolumeSource{PDName: "d"}
+			va.Spec.Attacher = "other"
+		},
+		func(_ *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume, _ *storagev1.VolumeAttachment) {
+			pv.Spec.ClaimRef = nil
+			if csi := pv.Spec.CSI; csi != nil {
+				csi.VolumeHandle, csi.VolumeAttributes, csi.ReadOnly = "other", nil, true
+			}
+		},
+	}
+	cached := compacting(func(obj any) (any, error) { return obj, nil })
+	for range 2 { // in the second round, most have a template
+		for set := range 1 << len(changes) {
+			pvc, pv, va := objectsOf(t, driver, "3Gi")
+			for i, change := range changes {
+				if set>>i&1 == 1 {
+					change(pvc, pv, va)
+				}
+			}
+			for _, obj := range []metav1.Object{pvc, pv, va} {
+				want := obj.(runtime.Object).DeepCopyObject()
+				in, err := cached(obj)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, ok := typedObject[metav1.Object](in)
+				if !ok || !reflect.DeepEqual(want, got) {
+					t.Fatalf("changes %b: %s", set, cmp.Diff(want, got))
+				}
+				m, err := meta.Accessor(in)
+				if err != nil || m.GetUID() != obj.GetUID() || m.GetResourceVersion() != obj.GetResourceVersion() || Key(m) != Key(obj) {
+					t.Fatalf("changes %b: %s %s %s, %v", set, Key(m), m.GetUID(), m.GetResourceVersion(), err)
+				}
+			}
+		}
+	}
+}
+
+// TestQuietObjectsAreCompact: of many objects that differ in names, sizes, annotations and attributes, the cache has all but the first
+// as compact ones.
+func TestQuietObjectsAreCompact(t *testing.T) {
+	cached := compacting(Trim(driver))
+	for _, of := range []string{driver, "other"} {
+		for i := range 3 {
+			pvc, pv, va := objectsOf(t, of, fmt.Sprintf("%dGi", i))
+			name := fmt.Sprintf("quiet-%d", i)
+			pvc.Name, pv.Name, va.Name = name, name, name
+			pvc.Annotations["a"], pv.Spec.CSI.VolumeAttributes["image"], va.Spec.NodeName = name, name, name
+			pv.Spec.CSI.VolumeHandle, pvc.Spec.VolumeName, pv.Spec.ClaimRef.Name = name, name, name
+			for _, obj := range []any{pvc, pv, va} {
+				in, err := cached(obj)
+				if _, ok := in.(compact); err != nil || !ok && i > 0 {
+					t.Errorf("%T %d of driver %q is not compact: %v", obj, i, of, err)
+				}
+				again, err := cached(in)
+				if _, ok := again.(compact); err != nil || !ok && i > 0 {
+					t.Errorf("%T %d of driver %q is not compact after another transform: %v", obj, i, of, err)
+				}
+			}
+		}
 	}
 }
