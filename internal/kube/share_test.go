@@ -4,8 +4,11 @@
 package kube
 
 import (
+	"context"
 	"fmt"
 	"reflect"
+	"strings"
+	"sync"
 	"testing"
 	"unsafe"
 
@@ -34,7 +37,9 @@ func objectsOf(t *testing.T, of string, size string) (
 		VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
 	}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, AccessModes: modes, Capacity: sizes}}
 	inPVC.Annotations = map[string]string{storagehelpers.AnnStorageProvisioner: of}
-	inPV := &corev1.PersistentVolume{ObjectMeta: *meta.DeepCopy(), Spec: corev1.PersistentVolumeSpec{
+	annotated := *meta.DeepCopy()
+	annotated.Annotations = map[string]string{storagehelpers.AnnDynamicallyProvisioned: of}
+	inPV := &corev1.PersistentVolume{ObjectMeta: annotated, Spec: corev1.PersistentVolumeSpec{
 		Capacity: sizes, AccessModes: modes, ClaimRef: &corev1.ObjectReference{Kind: "k", APIVersion: "v1", Namespace: "ns", Name: "n"},
 		NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
 			{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}}},
@@ -223,5 +228,44 @@ func TestQuietObjectsAreCompact(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestTransformAgain: client-go may transform an object again, whose values other objects share. A write to a map that another goroutine
+// reads ends the process.
+func TestTransformAgain(t *testing.T) {
+	_, pv, _ := objectsOf(t, driver, "3Gi")
+	cached := Trim(driver)
+	if _, err := cached(pv); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	_, other, _ := objectsOf(t, driver, "3Gi")
+	if _, err := cached(other); err != nil {
+		t.Fatal(err)
+	}
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			_ = other.Annotations["key"]
+		}
+	})
+	for range 100_000 {
+		if _, err := cached(pv); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestCutAgain: a name that was cut is in memory as it was, because objects may share it.
+func TestCutAgain(t *testing.T) {
+	name := strings.Repeat("n", 2*maxValue)
+	boundNames(&name)
+	cut := name
+	boundNames(&name)
+	if unsafe.StringData(name) != unsafe.StringData(cut) || len(cut) != maxValue+1 {
+		t.Errorf("%d and %d characters, again in other memory", len(cut), len(name))
 	}
 }

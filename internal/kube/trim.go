@@ -101,9 +101,12 @@ func trim(driver string, retained *RetainedFields) cache.TransformFunc {
 	}
 }
 
+// trimMeta writes to the annotations only if it has to: client-go may transform an object again, which shares them then.
 func trimMeta(m *metav1.ObjectMeta) {
 	m.ManagedFields = nil
-	delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
+	if _, ok := m.Annotations[corev1.LastAppliedConfigAnnotation]; ok {
+		delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
+	}
 }
 
 // stub returns the metadata that is retained of an object of another driver.
