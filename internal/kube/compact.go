@@ -32,6 +32,9 @@ func compacting(trim cache.TransformFunc) cache.TransformFunc {
 		if err != nil {
 			return nil, err
 		}
+		if o, ok := trimmed.(metav1.Object); ok && o.GetDeletionTimestamp() != nil { // it changes soon, and no other object is like it
+			return trimmed, nil
+		}
 		switch o := trimmed.(type) {
 		case *corev1.PersistentVolume:
 			return compactVolumeOf(o), nil
@@ -72,7 +75,7 @@ func templateOf[T any, P interface {
 	Marshal() ([]byte, error)
 }](p *pool[template[T]], rest P) *T {
 	encoding, err := rest.Marshal()
-	if err != nil {
+	if err != nil || len(encoding) > maxPooled {
 		return nil
 	}
 	t := template[T]{string(encoding), rest}

@@ -23,8 +23,13 @@ import (
 // classes, nodes and namespaces.
 func shared[T ~string](s T) T { return unique.Make(s).Value() }
 
-// poolSize is the number of values of a [pool].
-const poolSize = 4096
+const (
+	// poolSize is the number of values of a [pool].
+	poolSize = 4096
+	// maxPooled is the size in bytes, and maxPooledEntries the number of entries, of the largest value in a pool. A pool keeps values of
+	// objects that were deleted.
+	maxPooled, maxPooledEntries = 1024, 16
+)
 
 // pool has values that objects may share. Its size is fixed: a value replaces another one with the same hash, modulo the size.
 type pool[V any] struct {
@@ -66,8 +71,18 @@ func shareMap[M ~map[K]V, K, V comparable](p *pool[M], m *M) {
 	for k, v := range *m { // the order is random
 		hash += maphash.Comparable(hashSeed, entry{k, v})
 	}
-	if len(*m) > 0 {
+	if len(*m) > 0 && len(*m) <= maxPooledEntries {
 		p.share(m, hash, maps.Equal[M, M])
+	}
+}
+
+func shareStrings(m *map[string]string) {
+	size := 0
+	for k, v := range *m {
+		size += len(k) + len(v)
+	}
+	if size <= maxPooled {
+		shareMap(&stringMaps, m)
 	}
 }
 
@@ -78,7 +93,7 @@ func shareList[E comparable](p *pool[[]E], s *[]E) {
 	for _, e := range *s {
 		maphash.WriteComparable(&hash, e)
 	}
-	if len(*s) > 0 {
+	if len(*s) > 0 && len(*s) <= maxPooledEntries {
 		*s = slices.Clip(*s)
 		p.share(s, hash.Sum64(), slices.Equal[[]E])
 	}
@@ -95,7 +110,7 @@ func shareAffinity(affinity **corev1.VolumeNodeAffinity) {
 		return
 	}
 	encoded, err := (*affinity).Marshal()
-	if err == nil {
+	if err == nil && len(encoded) <= maxPooled {
 		affinities.share(affinity, maphash.Bytes(hashSeed, encoded), func(a, b *corev1.VolumeNodeAffinity) bool {
 			return reflect.DeepEqual(a, b)
 		})
@@ -104,8 +119,8 @@ func shareAffinity(affinity **corev1.VolumeNodeAffinity) {
 
 func shareMeta(m *metav1.ObjectMeta) {
 	m.Namespace = shared(m.Namespace)
-	shareMap(&stringMaps, &m.Annotations)
-	shareMap(&stringMaps, &m.Labels)
+	shareStrings(&m.Annotations)
+	shareStrings(&m.Labels)
 	shareList(&stringLists, &m.Finalizers)
 }
 
@@ -125,7 +140,7 @@ func shareVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	}
 	if csi := spec.CSI; csi != nil {
 		csi.Driver, csi.FSType = shared(csi.Driver), shared(csi.FSType)
-		shareMap(&stringMaps, &csi.VolumeAttributes)
+		shareStrings(&csi.VolumeAttributes)
 		for _, ref := range []**corev1.SecretReference{
 			&csi.ControllerPublishSecretRef, &csi.NodeStageSecretRef, &csi.NodePublishSecretRef, &csi.ControllerExpandSecretRef,
 			&csi.NodeExpandSecretRef,
@@ -156,6 +171,6 @@ func shareClaim(pvc *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim
 func shareAttachment(va *storagev1.VolumeAttachment) *storagev1.VolumeAttachment {
 	shareMeta(&va.ObjectMeta)
 	va.Spec.Attacher, va.Spec.NodeName = shared(va.Spec.Attacher), shared(va.Spec.NodeName)
-	shareMap(&stringMaps, &va.Status.AttachmentMetadata)
+	shareStrings(&va.Status.AttachmentMetadata)
 	return va
 }

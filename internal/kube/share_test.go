@@ -269,3 +269,29 @@ func TestCutAgain(t *testing.T) {
 		t.Errorf("%d and %d characters, again in other memory", len(cut), len(name))
 	}
 }
+
+// TestLargeValuesAreNotPooled: users of a namespace can write large annotations. The memory of the pools is limited.
+func TestLargeValuesAreNotPooled(t *testing.T) {
+	large := func() map[string]string { return map[string]string{"a": strings.Repeat("l", maxPooled)} }
+	a, b := large(), large()
+	shareStrings(&a)
+	shareStrings(&b)
+	if address(a) == address(b) {
+		t.Error("large maps are pooled")
+	}
+	first, second := make([]string, maxPooledEntries+1), make([]string, maxPooledEntries+1)
+	shareList(&stringLists, &first)
+	shareList(&stringLists, &second)
+	if &first[0] == &second[0] {
+		t.Error("long lists are pooled")
+	}
+	cached := compacting(Trim(driver))
+	for range 2 {
+		pvc, _, _ := objectsOf(t, driver, "3Gi")
+		pvc.Status.Conditions = []corev1.PersistentVolumeClaimCondition{{Message: strings.Repeat("l", maxPooled)}}
+		in, err := cached(pvc)
+		if _, ok := in.(compact); ok || err != nil {
+			t.Errorf("a large claim is a template, %v", err)
+		}
+	}
+}
