@@ -95,7 +95,7 @@ func (t *term) detachingFirst(va *storagev1.VolumeAttachment, pv *corev1.Persist
 	if va.DeletionTimestamp != nil || pv == nil || !singleNode(pv.Spec.AccessModes) {
 		return nil
 	}
-	for _, cached := range t.c.attachments.ByIndex(kube.ByVolume, pv.Name) {
+	for _, cached := range kube.AttachmentsOf(t.c.attachments, pv.Name) {
 		other, ok := t.attachments.Get(cached.Name)
 		if ok && other.Spec.NodeName != va.Spec.NodeName && other.DeletionTimestamp != nil && t.c.driver.mayBePublished(other) {
 			return other

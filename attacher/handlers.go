@@ -90,7 +90,7 @@ func (t *term) enqueueOthers(va *storagev1.VolumeAttachment) {
 	if pv, ok := t.c.volumes.Get(*name); !ok || !singleNode(pv.Spec.AccessModes) {
 		return
 	}
-	for _, other := range t.c.attachments.ByIndex(kube.ByVolume, *name) {
+	for _, other := range kube.AttachmentsOf(t.c.attachments, *name) {
 		if other.DeletionTimestamp == nil && other.UID != va.UID {
 			t.attachmentAdded(other)
 		}
@@ -99,7 +99,7 @@ func (t *term) enqueueOthers(va *storagev1.VolumeAttachment) {
 
 // volumeAdded also enqueues the attachments that failed because pv did not exist.
 func (t *term) volumeAdded(pv *corev1.PersistentVolume) {
-	for _, va := range t.c.attachments.ByIndex(kube.ByVolume, pv.Name) {
+	for _, va := range kube.AttachmentsOf(t.c.attachments, pv.Name) {
 		t.attachmentAdded(va)
 	}
 	t.volumeChanged(pv)

@@ -49,7 +49,7 @@ func (t *term) syncVolume(ctx context.Context, name string) (time.Time, error) {
 	if !ok {
 		return time.Time{}, nil
 	}
-	attachments := t.c.attachments.ByIndex(kube.ByVolume, name)
+	attachments := kube.AttachmentsOf(t.c.attachments, name)
 	for _, cached := range attachments {
 		va, ok := t.attachments.Get(cached.Name)
 		if change := t.c.driver.missingRecord(va, pv); ok && change != nil {
@@ -80,7 +80,7 @@ func (c *Controller) VolumeFinalizers() []string {
 // remove from pv in its own write, after it has deleted the volume at the driver. It
 // returns nil while a VolumeAttachment names pv or this process does not hold the Lease.
 func (c *Controller) RemovableFinalizers(pv *corev1.PersistentVolume) []string {
-	attached := len(c.attachments.ByIndex(kube.ByVolume, pv.Name)) > 0
+	attached := len(kube.AttachmentsOf(c.attachments, pv.Name)) > 0
 	if c.term.Load() == nil || attached || !slices.Contains(pv.Finalizers, c.driver.finalizer) {
 		return nil
 	}

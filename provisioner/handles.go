@@ -32,8 +32,9 @@ type volumeUsers struct {
 func (u volumeUsers) others(pv *corev1.PersistentVolume) []*corev1.PersistentVolume {
 	var others []*corev1.PersistentVolume
 	for _, handle := range migration.Handles(u.driver.name, pv) {
-		for _, other := range u.volumes.ByIndex(kube.ByHandle, kube.HandleBucket(handle)) {
-			if other.Name != pv.Name && !slices.Contains(others, other) && u.driver.isVolume(other, pv) {
+		for _, other := range u.volumes.ByIndex(kube.ByHandle, kube.Bucket(handle)) {
+			known := slices.ContainsFunc(others, func(o *corev1.PersistentVolume) bool { return o.Name == other.Name })
+			if other.Name != pv.Name && !known && u.driver.isVolume(other, pv) {
 				others = append(others, other)
 			}
 		}

@@ -1449,7 +1449,7 @@ func (f *fixture) attach(pv *corev1.PersistentVolume, state string) {
 	f.Must(err)
 	if f.c.driver.caps.PublishUnpublishVolume {
 		kubetest.Eventually(f.T, "the attachment is in the cache", func(context.Context) error {
-			if len(f.c.attachments.ByIndex(kube.ByVolume, pv.Name)) != 1 {
+			if len(kube.AttachmentsOf(f.c.attachments, pv.Name)) != 1 {
 				return errors.New("it is not")
 			}
 			return nil

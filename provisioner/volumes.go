@@ -147,7 +147,7 @@ func (l *volumeLoop) attachments(pv *corev1.PersistentVolume) (found []*storagev
 		return nil
 	}
 	for _, of := range append(l.users.others(pv), pv) {
-		found = append(found, l.c.attachments.ByIndex(kube.ByVolume, of.Name)...)
+		found = append(found, kube.AttachmentsOf(l.c.attachments, of.Name)...)
 	}
 	return found
 }

@@ -35,7 +35,7 @@ func (c *Controller) newUsers() *users {
 		attachments := informers.Attachments()
 		return &users{
 			resource: "volumeattachments", synced: attachments.Synced,
-			inUse: func(volume, _ string) bool { return len(attachments.ByIndex(kube.ByVolume, volume)) > 0 },
+			inUse: func(volume, _ string) bool { return len(kube.AttachmentsOf(attachments, volume)) > 0 },
 			handle: func(t *term) (kube.Registration, error) {
 				return attachments.Handle(kube.Handlers[*storagev1.VolumeAttachment]{Delete: t.attachmentDeleted})
 			},

@@ -102,7 +102,7 @@ func (c *caches) node(value string) *corev1.Node {
 
 // withID returns the LogicalVolumes with this UID or volume ID, apart from those that are known to be deleted.
 func (c *caches) withID(id string) []*LogicalVolume {
-	return slices.DeleteFunc(c.lvs.ByIndex(byID, kube.HandleBucket(id)), func(lv *LogicalVolume) bool {
+	return slices.DeleteFunc(c.lvs.ByIndex(byID, kube.Bucket(id)), func(lv *LogicalVolume) bool {
 		return !lv.HasID(id)
 	})
 }

@@ -161,7 +161,7 @@ func NewClient(cfg *rest.Config, driver string) (*Client, error) {
 		func() *LogicalVolumeList { return &LogicalVolumeList{} }), nil
 }
 
-// byID is an index of [source]: the [kube.HandleBucket] of the UID and of the volume ID.
+// byID is an index of [source]: the [kube.Bucket] of the UID and of the volume ID.
 const byID = "id"
 
 // source returns the watch of the LogicalVolumes of client.
@@ -179,9 +179,9 @@ func source(n names, client *Client) kube.Source[*LogicalVolumeList] {
 			if !ok {
 				return nil, nil
 			}
-			buckets := []string{kube.HandleBucket(string(lv.UID))}
+			buckets := []string{kube.Bucket(string(lv.UID))}
 			if id := lv.Status.VolumeID; id != "" && id != string(lv.UID) {
-				buckets = append(buckets, kube.HandleBucket(id))
+				buckets = append(buckets, kube.Bucket(id))
 			}
 			return buckets, nil
 		}},

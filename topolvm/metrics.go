@@ -51,7 +51,7 @@ func operationOf(method string) string { return method[strings.LastIndexByte(met
 func registerUnreferenced(reg prometheus.Registerer, n names, c *caches, informers *kube.Informers, now func() time.Time) {
 	volumes, claims := informers.Volumes(), informers.Claims()
 	withHandle := func(handle string) []*corev1.PersistentVolume {
-		return volumes.ByIndex(kube.ByHandle, kube.HandleBucket(handle))
+		return volumes.ByIndex(kube.ByHandle, kube.Bucket(handle))
 	}
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "storage_controller_topolvm_unreferenced_logical_volumes",

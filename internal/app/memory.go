@@ -7,6 +7,7 @@ import (
 	"context"
 	"math"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
@@ -35,5 +36,31 @@ func limitMemory(ctx context.Context, options ...memlimit.Option) {
 		log.Info("Go memory limit not set: the container has none")
 	default:
 		log.Info("Go memory limit follows that of the container", "bytes", limit)
+	}
+}
+
+const (
+	// gcPercent is the growth of the heap between two garbage collections, unless the environment variable GOGC is set.
+	gcPercent = 100
+	// gcPercentOfLists is that growth until the first lists are complete.
+	gcPercentOfLists = 50
+	// firstEvents is the time after the first lists in which a new leader handles an event for each object.
+	firstEvents = 5 * time.Second
+)
+
+// saveMemory collects garbage more often until members have synced their caches: decoding the first lists, and the first events, need
+// a multiple of the memory that is in use later. Then it returns this memory to the operating system.
+func saveMemory(ctx context.Context, members []*member) {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercentOfLists)
+		defer debug.SetGCPercent(gcPercent)
+	}
+	if !settled(ctx, members) {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(firstEvents):
+		debug.FreeOSMemory()
 	}
 }

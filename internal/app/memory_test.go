@@ -7,8 +7,11 @@ import (
 	"errors"
 	"math"
 	"runtime/debug"
+	"runtime/metrics"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/go-logr/logr/funcr"
@@ -46,4 +49,35 @@ func TestLimitMemory(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSaveMemory: garbage is collected more often until the caches are synced, unless GOGC is set.
+func TestSaveMemory(t *testing.T) {
+	initial := debug.SetGCPercent(gcPercent)
+	defer debug.SetGCPercent(initial)
+	for env, want := range map[string]uint64{"": gcPercentOfLists, "100": gcPercent} {
+		t.Run("GOGC="+env, func(t *testing.T) {
+			t.Setenv("GOGC", env)
+			synctest.Test(t, func(t *testing.T) {
+				listing := newMember("role", true, nil)
+				var wg sync.WaitGroup
+				wg.Go(func() { saveMemory(t.Context(), []*member{listing}) })
+				synctest.Wait()
+				if got := percentOfGC(); got != want {
+					t.Errorf("%d percent during the first lists, want %d", got, want)
+				}
+				listing.settle()
+				wg.Wait()
+				if got := percentOfGC(); got != gcPercent {
+					t.Errorf("%d percent after them", got)
+				}
+			})
+		})
+	}
+}
+
+func percentOfGC() uint64 {
+	sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64()
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -150,9 +149,8 @@ func (t *terms) run(ctx context.Context) error {
 		workers.Go(func() error { return cancelOn(cancel, e.work(ctx)) })
 	}
 	workers.Go(func() error {
-		if settled(ctx, t.members()) && !t.cfg.KeepMemory {
-			// Decoding the first lists needed a multiple of the memory that is still in use.
-			debug.FreeOSMemory()
+		if !t.cfg.KeepMemory {
+			saveMemory(ctx, t.members())
 		}
 		return nil
 	})

@@ -84,10 +84,11 @@ func boundMeta(m *metav1.ObjectMeta) {
 	}
 }
 
-// boundNames cuts names that are too long. They stay invalid: no object has such a name.
+// boundNames cuts names that are too long. They stay invalid: no object has such a name. It does not write to a name that it has cut
+// before, which objects may share.
 func boundNames(names ...*string) {
 	for _, name := range names {
-		if name != nil && len(*name) > maxValue {
+		if name != nil && len(*name) > maxValue+1 {
 			*name = strings.Clone((*name)[:maxValue+1])
 		}
 	}

@@ -31,8 +31,7 @@ func (i Informer[T]) SyncedChecker() cache.DoneChecker { return i.informer.HasSy
 // Get returns the cached object with this key (see [Key]), or false if there is none.
 func (i Informer[T]) Get(key string) (T, bool) {
 	obj, _, _ := i.informer.GetIndexer().GetByKey(key) // the store of an informer returns no errors
-	o, ok := obj.(T)
-	return o, ok
+	return typedObject[T](obj)
 }
 
 // List returns all cached objects, in no particular order.
@@ -62,7 +61,7 @@ func (i Informer[T]) AddIndex(name string, value func(T) string) error {
 func typed[T any](objs []any) []T {
 	out := make([]T, 0, len(objs))
 	for _, obj := range objs {
-		if o, ok := obj.(T); ok {
+		if o, ok := typedObject[T](obj); ok {
 			out = append(out, o)
 		}
 	}
@@ -99,13 +98,13 @@ func (r Registration) Remove() error { return r.remove() }
 func (i Informer[T]) Handle(h Handlers[T]) (Registration, error) {
 	reg, err := i.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
-			if o, ok := obj.(T); ok && h.Add != nil {
+			if o, ok := typedObject[T](obj); ok && h.Add != nil {
 				h.Add(o)
 			}
 		},
 		UpdateFunc: func(before, after any) {
-			b, okBefore := before.(T)
-			a, okAfter := after.(T)
+			b, okBefore := typedObject[T](before)
+			a, okAfter := typedObject[T](after)
 			switch { // a transform may replace objects by stubs of another type
 			case okBefore && okAfter && h.Update != nil:
 				h.Update(b, a)
@@ -123,7 +122,7 @@ func (i Informer[T]) Handle(h Handlers[T]) (Registration, error) {
 					deleted = h.Missed
 				}
 			}
-			if o, ok := obj.(T); ok && deleted != nil {
+			if o, ok := typedObject[T](obj); ok && deleted != nil {
 				deleted(o)
 			}
 		},
@@ -140,7 +139,7 @@ func (i Informer[T]) Handle(h Handlers[T]) (Registration, error) {
 // index returns an index function for objects with at most one value, which is not empty.
 func index[T any](value func(T) string) cache.IndexFunc {
 	return func(obj any) ([]string, error) {
-		if o, ok := obj.(T); ok {
+		if o, ok := typedObject[T](obj); ok {
 			if v := value(o); v != "" {
 				return []string{v}, nil
 			}

@@ -10,13 +10,17 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	storageinformers "k8s.io/client-go/informers/storage/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
@@ -30,8 +34,8 @@ import (
 // Indexes of the informers. Pending claims are those without a volume. Unless noted, an index
 // contains only objects of the driver.
 const (
-	// ByVolume maps names of PersistentVolumes to VolumeAttachments of all drivers.
-	ByVolume = "volume"
+	// byVolume maps the [Bucket] of names of PersistentVolumes to VolumeAttachments of all drivers; see [AttachmentsOf].
+	byVolume = "volume"
 	// ByNode maps names of Nodes to VolumeAttachments, and to pending claims with that selected node.
 	ByNode = "node"
 	// ByClass maps names of StorageClasses to pending claims.
@@ -40,7 +44,7 @@ const (
 	ByDependency = "dependency"
 	// ByProvisioningRecord maps the name of the driver to claims with [ProvisioningFinalizer].
 	ByProvisioningRecord = "provisioning-record"
-	// ByHandle maps the [HandleBucket] of volume handles to PersistentVolumes; see [migration.Handles].
+	// ByHandle maps the [Bucket] of volume handles to PersistentVolumes; see [migration.Handles].
 	ByHandle = "handle"
 	// ByClaim maps keys of claims to pods that use them, also as generic ephemeral volumes.
 	ByClaim = "claim"
@@ -80,7 +84,7 @@ type factory interface {
 // NewInformers returns informers for driver. They start in [Informers.Start].
 func NewInformers(client kubernetes.Interface, meta metadata.Interface, driver string) *Informers {
 	retained := &RetainedFields{}
-	trim := trim(driver, retained)
+	trim := compacting(trim(driver, retained))
 	return &Informers{factories: &factories{
 		driver:      driver,
 		retained:    retained,
@@ -146,8 +150,11 @@ func (i *Informers) Claims() Informer[*corev1.PersistentVolumeClaim] {
 			return value(pvc)
 		})
 	}
-	get := i.typed.Core().V1().PersistentVolumeClaims().Informer
-	return informerFor[*corev1.PersistentVolumeClaim](i, "persistentvolumeclaims", get, cache.Indexers{
+	return informerFor[*corev1.PersistentVolumeClaim](i, "persistentvolumeclaims", i.withoutNamespaces(
+		&corev1.PersistentVolumeClaim{}, func(resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
+			return coreinformers.NewPersistentVolumeClaimInformer(i.client, metav1.NamespaceAll, resync, indexers)
+		},
+	), cache.Indexers{
 		ByClass: pending(storagehelpers.GetPersistentVolumeClaimClass),
 		ByNode:  pending(selectedNode),
 		ByProvisioningRecord: index(func(pvc *corev1.PersistentVolumeClaim) string {
@@ -158,7 +165,7 @@ func (i *Informers) Claims() Informer[*corev1.PersistentVolumeClaim] {
 		}),
 		ByDependency: func(obj any) ([]string, error) {
 			// A bound claim whose request has no result still copies its source.
-			if pvc, ok := obj.(*corev1.PersistentVolumeClaim); ok &&
+			if pvc, ok := typedObject[*corev1.PersistentVolumeClaim](obj); ok &&
 				(pvc.Spec.VolumeName == "" || slices.Contains(pvc.Finalizers, ProvisioningFinalizer)) {
 				return dependencies(pvc), nil
 			}
@@ -173,12 +180,16 @@ func (i *Informers) isPending(pvc *corev1.PersistentVolumeClaim) bool {
 
 // Volumes returns the informer for PersistentVolumes.
 func (i *Informers) Volumes() Informer[*corev1.PersistentVolume] {
-	return informerFor[*corev1.PersistentVolume](i, "persistentvolumes", i.typed.Core().V1().PersistentVolumes().Informer, cache.Indexers{
+	return informerFor[*corev1.PersistentVolume](i, "persistentvolumes", i.withoutNamespaces(
+		&corev1.PersistentVolume{}, func(resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
+			return coreinformers.NewPersistentVolumeInformer(i.client, resync, indexers)
+		},
+	), cache.Indexers{
 		ByHandle: func(obj any) ([]string, error) {
 			var buckets []string
-			if pv, ok := obj.(*corev1.PersistentVolume); ok {
+			if pv, ok := typedObject[*corev1.PersistentVolume](obj); ok {
 				for _, handle := range migration.Handles(i.driver, pv) {
-					buckets = append(buckets, HandleBucket(handle))
+					buckets = append(buckets, Bucket(handle))
 				}
 			}
 			return buckets, nil
@@ -186,10 +197,10 @@ func (i *Informers) Volumes() Informer[*corev1.PersistentVolume] {
 	})
 }
 
-// HandleBucket returns the value of an index by handle. Several handles share it, so that the index takes little memory: it has
-// a set of objects for each value. Compare the handles of the objects that the index returns.
-func HandleBucket(handle string) string {
-	return strconv.FormatUint(uint64(crc32.ChecksumIEEE([]byte(handle))%4096), 16)
+// Bucket returns the value of an index by a handle or name that few objects have. Several names share it, so that the index takes
+// little memory: it has a set of objects for each value. Compare the names of the objects that the index returns.
+func Bucket(name string) string {
+	return strconv.FormatUint(uint64(crc32.ChecksumIEEE([]byte(name))%4096), 16)
 }
 
 // Classes returns the informer for StorageClasses.
@@ -209,11 +220,14 @@ func (i *Informers) Drivers() Informer[*storagev1.CSIDriver] {
 
 // Attachments returns the informer for VolumeAttachments.
 func (i *Informers) Attachments() Informer[*storagev1.VolumeAttachment] {
-	get := i.typed.Storage().V1().VolumeAttachments().Informer
-	return informerFor[*storagev1.VolumeAttachment](i, "volumeattachments", get, cache.Indexers{
-		ByVolume: index(func(va *storagev1.VolumeAttachment) string {
+	return informerFor[*storagev1.VolumeAttachment](i, "volumeattachments", i.withoutNamespaces(
+		&storagev1.VolumeAttachment{}, func(resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
+			return storageinformers.NewVolumeAttachmentInformer(i.client, resync, indexers)
+		},
+	), cache.Indexers{
+		byVolume: index(func(va *storagev1.VolumeAttachment) string {
 			if name := va.Spec.Source.PersistentVolumeName; name != nil {
-				return *name
+				return Bucket(*name)
 			}
 			return ""
 		}),
@@ -223,6 +237,13 @@ func (i *Informers) Attachments() Informer[*storagev1.VolumeAttachment] {
 			}
 			return va.Spec.NodeName
 		}),
+	})
+}
+
+// AttachmentsOf returns the cached VolumeAttachments, of all drivers, of a PersistentVolume.
+func AttachmentsOf(attachments Informer[*storagev1.VolumeAttachment], volume string) []*storagev1.VolumeAttachment {
+	return slices.DeleteFunc(attachments.ByIndex(byVolume, Bucket(volume)), func(va *storagev1.VolumeAttachment) bool {
+		return *va.Spec.Source.PersistentVolumeName != volume
 	})
 }
 
@@ -257,6 +278,18 @@ func (i *Informers) Capacities(namespace string, labels map[string]string) Infor
 		i.from(factory, factory.Storage().V1().CSIStorageCapacities().Informer), nil)
 }
 
+// withoutNamespaces returns a shared informer for the type of obj, without the index by namespace that informers have by default:
+// nothing reads it, and it takes as much memory as the index by key.
+func (f *factories) withoutNamespaces(
+	obj runtime.Object, create func(resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer,
+) func() cache.SharedIndexInformer {
+	return func() cache.SharedIndexInformer {
+		return f.typed.InformerFor(obj, func(_ kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
+			return create(resync, cache.Indexers{})
+		})
+	}
+}
+
 // from returns get, which also adds its factory to those that [Informers.Start] starts. [informerFor] calls it
 // with the lock held.
 func (f *factories) from(of factory, get func() cache.SharedIndexInformer) func() cache.SharedIndexInformer {
@@ -277,9 +310,13 @@ func (i *Informers) ConfigMap(namespace, name string) Informer[*corev1.ConfigMap
 
 // Pods returns the informer for Pods.
 func (i *Informers) Pods() Informer[*corev1.Pod] {
-	return informerFor[*corev1.Pod](i, "pods", i.typed.Core().V1().Pods().Informer, cache.Indexers{
+	return informerFor[*corev1.Pod](i, "pods", i.withoutNamespaces(
+		&corev1.Pod{}, func(resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
+			return coreinformers.NewPodInformer(i.client, metav1.NamespaceAll, resync, indexers)
+		},
+	), cache.Indexers{
 		ByClaim: func(obj any) ([]string, error) {
-			if pod, ok := obj.(*corev1.Pod); ok {
+			if pod, ok := typedObject[*corev1.Pod](obj); ok {
 				return ClaimsOfPod(pod), nil
 			}
 			return nil, nil

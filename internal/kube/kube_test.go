@@ -591,7 +591,7 @@ func TestOwnWritesAreSeenAtOnce(t *testing.T) {
 // byHandle returns the objects that have the volume handle of pv.
 func byHandle(own *MutationCache[*corev1.PersistentVolume], pv *corev1.PersistentVolume) []*corev1.PersistentVolume {
 	handle := pv.Spec.CSI.VolumeHandle
-	return slices.DeleteFunc(own.ByIndex(ByHandle, HandleBucket(handle)), func(other *corev1.PersistentVolume) bool {
+	return slices.DeleteFunc(own.ByIndex(ByHandle, Bucket(handle)), func(other *corev1.PersistentVolume) bool {
 		return other.Spec.CSI.VolumeHandle != handle
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"slices"
 	"sync"
-	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -70,15 +69,15 @@ func trim(driver string, retained *RetainedFields) cache.TransformFunc {
 	return func(obj any) (any, error) {
 		switch o := obj.(type) {
 		case *corev1.PersistentVolume:
-			return trimVolume(driver, o), nil
+			return shareVolume(trimVolume(driver, o)), nil
 		case *corev1.PersistentVolumeClaim:
-			return trimClaim(driver, o, retained), nil
+			return shareClaim(trimClaim(driver, o, retained)), nil
 		case *corev1.Node:
 			return trimNode(o), nil
 		case *corev1.Pod:
 			return trimPod(o, retained.PodAnnotations), nil
 		case *storagev1.VolumeAttachment:
-			return trimAttachment(driver, o), nil
+			return shareAttachment(trimAttachment(driver, o)), nil
 		case *storagev1.CSINode:
 			trimMeta(&o.ObjectMeta)
 			o.Status = storagev1.CSINodeStatus{}
@@ -102,19 +101,18 @@ func trim(driver string, retained *RetainedFields) cache.TransformFunc {
 	}
 }
 
+// trimMeta writes to the annotations only if it has to: client-go may transform an object again, which shares them then.
 func trimMeta(m *metav1.ObjectMeta) {
 	m.ManagedFields = nil
-	delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
+	if _, ok := m.Annotations[corev1.LastAppliedConfigAnnotation]; ok {
+		delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
+	}
 }
 
 // stub returns the metadata that is retained of an object of another driver.
 func stub(m metav1.ObjectMeta) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Name: m.Name, Namespace: shared(m.Namespace), UID: m.UID, ResourceVersion: m.ResourceVersion}
+	return metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion}
 }
-
-// shared returns s from memory that all equal strings share. Every decoded object has its own copy of the names of its
-// driver, class, node and namespace.
-func shared[T ~string](s T) T { return unique.Make(s).Value() }
 
 // sharedSources has a *corev1.CSIPersistentVolumeSource for each driver, to which the stubs of its PersistentVolumes point.
 var sharedSources sync.Map
@@ -127,22 +125,15 @@ func sharedSource(driver string) *corev1.CSIPersistentVolumeSource {
 	return s.(*corev1.CSIPersistentVolumeSource)
 }
 
-func sharedClass(name *string) *string {
-	if name == nil {
-		return nil
-	}
-	return ptr.To(shared(*name))
-}
-
 func trimVolume(driver string, pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	if mayBelongTo(driver, pv) {
 		trimMeta(&pv.ObjectMeta)
 		return pv
 	}
 	s := &corev1.PersistentVolume{ObjectMeta: stub(pv.ObjectMeta)}
-	s.Status.Phase = shared(pv.Status.Phase)
+	s.Status.Phase = pv.Status.Phase
 	if ref := pv.Spec.ClaimRef; ref != nil {
-		s.Spec.ClaimRef = &corev1.ObjectReference{Namespace: shared(ref.Namespace), Name: ref.Name, UID: ref.UID}
+		s.Spec.ClaimRef = &corev1.ObjectReference{Namespace: ref.Namespace, Name: ref.Name, UID: ref.UID}
 	}
 	if csi := pv.Spec.CSI; csi != nil {
 		s.Spec.CSI = sharedSource(csi.Driver)
@@ -174,8 +165,8 @@ func trimClaim(driver string, pvc *corev1.PersistentVolumeClaim, retained *Retai
 	}
 	s := &corev1.PersistentVolumeClaim{ObjectMeta: stub(pvc.ObjectMeta)}
 	s.Spec.VolumeName = pvc.Spec.VolumeName
-	s.Spec.StorageClassName = sharedClass(pvc.Spec.StorageClassName)
-	s.Status.Phase = shared(pvc.Status.Phase)
+	s.Spec.StorageClassName = pvc.Spec.StorageClassName
+	s.Status.Phase = pvc.Status.Phase
 	if pvc.Spec.VolumeName == "" { // its data source must be protected, whichever driver provisions the claim
 		s.Spec.DataSource, s.Spec.DataSourceRef = pvc.Spec.DataSource, pvc.Spec.DataSourceRef
 		s.DeletionTimestamp = pvc.DeletionTimestamp
@@ -302,8 +293,8 @@ func trimAttachment(driver string, va *storagev1.VolumeAttachment) *storagev1.Vo
 		return va
 	}
 	s := &storagev1.VolumeAttachment{ObjectMeta: stub(va.ObjectMeta)}
-	s.Spec.Attacher = shared(va.Spec.Attacher)
-	s.Spec.NodeName = shared(va.Spec.NodeName)
+	s.Spec.Attacher = va.Spec.Attacher
+	s.Spec.NodeName = va.Spec.NodeName
 	s.Spec.Source.PersistentVolumeName = va.Spec.Source.PersistentVolumeName
 	return s
 }

@@ -248,7 +248,7 @@ func (r caches) attachments(_ context.Context, volume string) (names []string, e
 	if r.c.attachments == nil {
 		return nil, nil
 	}
-	for _, va := range r.c.attachments.ByIndex(kube.ByVolume, volume) {
+	for _, va := range kube.AttachmentsOf(*r.c.attachments, volume) {
 		names = append(names, va.Name)
 	}
 	return names, nil

@@ -35,7 +35,8 @@ func compared() *comparison {
 		},
 		Footprints: []footprint{
 			{Resident: [2]int64{100 << 20, 30 << 20}, Peak: [2]int64{120 << 20, 40 << 20}},
-			{Own: 1024, Resident: [2]int64{120 << 20, 40 << 20}, Peak: [2]int64{140 << 20, 48 << 20}},
+			{Own: 1024, Resident: [2]int64{120 << 20, 40 << 20}, Peak: [2]int64{140 << 20, 48 << 20},
+				Start: [2]float64{4, 2}, CPU: [2]float64{8, 2}},
 			{Own: 2048, Resident: [2]int64{120 << 20, 40 << 20}, Peak: [2]int64{140 << 20, 56 << 20}},
 			{Foreign: 1024, Resident: [2]int64{130 << 20, 35 << 20}, Peak: [2]int64{150 << 20, 44 << 20}},
 		},
@@ -94,6 +95,7 @@ func TestMemoryLimit(t *testing.T) {
 	}
 	text := compared().memory()
 	for _, want := range []string{"| 1024 | 0 | 120 | 40.0 | 0.33 | 140 | 48.0 | 0.34 |\n",
+		"| 1024 | 0 | 4.0 | 2.0 | 0.50 | 8.0 | 2.0 | 0.25 |\n",
 		"1.25 times the peak: 50 MiB + 10.0 KiB for each own volume + 5.0 KiB for each volume of another driver"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
@@ -218,7 +220,7 @@ func TestFootprints(t *testing.T) {
 	}
 	for _, f := range got {
 		for s := range f.Resident {
-			if f.Resident[s] < 10<<20 || f.Peak[s] < f.Resident[s] {
+			if f.Resident[s] < 10<<20 || f.Peak[s] < f.Resident[s] || f.Start[s] <= 0 || f.CPU[s] <= 0 {
 				t.Errorf("got %+v", f)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,6 +24,9 @@ type footprint struct {
 	Foreign  int      `json:"volumesOfOtherDrivers"`
 	Resident [2]int64 `json:"residentBytes"` // while nothing changes
 	Peak     [2]int64 `json:"peakBytes"`     // since the start of the process
+	// Start is the time from the start of the processes until a volume is provisioned and attached.
+	Start [2]float64 `json:"startSeconds"`
+	CPU   [2]float64 `json:"cpuSeconds"` // with the time without changes
 }
 
 // measureMemory measures both sides with volumes of other drivers and, on another control plane, with more
@@ -66,7 +70,7 @@ func measureFootprints(ctx context.Context, o options, sides [2]side, foreign in
 		f := footprint{Own: n, Foreign: foreign}
 		for s, side := range sides {
 			say("measuring the memory of %s", side.Versions)
-			if f.Resident[s], f.Peak[s], err = b.footprint(ctx, side); err != nil {
+			if err := b.footprint(ctx, s, side, &f); err != nil {
 				return nil, fmt.Errorf("%s with %d volumes: %w", side.Name, n, err)
 			}
 		}
@@ -75,20 +79,26 @@ func measureFootprints(ctx context.Context, o options, sides [2]side, foreign in
 	return all, nil
 }
 
-// footprint starts one side, provisions and attaches a volume, and measures memory.
-func (b *bench) footprint(ctx context.Context, s side) (resident, peak int64, err error) {
-	stop, err := b.start(ctx, s.Commands)
+// footprint starts side s, provisions and attaches a volume, and measures the side into f.
+func (b *bench) footprint(ctx context.Context, s int, side side, f *footprint) error {
+	began := time.Now()
+	stop, err := b.start(ctx, side.Commands)
 	if err != nil {
-		return 0, 0, err
+		return err
 	}
 	defer stop()
 	if err := b.provisionAndAttach(ctx); err != nil {
-		return 0, 0, fmt.Errorf("%w%s", err, b.tails())
+		return fmt.Errorf("%w%s", err, b.tails())
 	}
+	f.Start[s] = time.Since(began).Seconds()
 	if err := pause(ctx, idle); err != nil {
-		return 0, 0, err
+		return err
 	}
-	return b.memory("VmRSS:"), b.memory("VmHWM:"), nil
+	f.Resident[s], f.Peak[s] = b.memory("VmRSS:"), b.memory("VmHWM:")
+	for _, pid := range b.pids {
+		f.CPU[s] += cpuSeconds(pid)
+	}
+	return nil
 }
 
 // provisionAndAttach returns when the sidecars, whose caches are complete then, have provisioned and attached a

@@ -202,6 +202,16 @@ func (c *comparison) memory() string {
 		}
 		b.WriteString("\n")
 	}
+	fmt.Fprintf(&b, "\nStart until a first volume is attached, and the CPU time of the processes five seconds later:\n\n"+
+		"| own volumes | of other drivers | %s s | %s s | ratio | CPU s of %s | CPU s of %s | ratio |\n", theirs, own, theirs, own)
+	b.WriteString("|---|---|---|---|---|---|---|---|\n")
+	for _, f := range c.Footprints {
+		fmt.Fprintf(&b, "| %d | %d |", f.Own, f.Foreign)
+		for _, seconds := range [][2]float64{f.Start, f.CPU} {
+			fmt.Fprintf(&b, " %.1f | %.1f | %.2f |", seconds[reference], seconds[ours], seconds[ours]/seconds[reference])
+		}
+		b.WriteString("\n")
+	}
 	base, each, foreign := limit(c.Footprints)
 	fmt.Fprintf(&b, "\nMemory limit of %s, %.2f times the peak: %.0f MiB + %.1f KiB for each own volume", own, headroom,
 		math.Ceil(base/(1<<20)), each/(1<<10))

@@ -33,7 +33,7 @@ var mutations = []mutation{
 	{"delete-a-changed-volume", "DeleteVolume is decided again if the live PersistentVolume differs from the cache.",
 		in("provisioner", "volumeLoop.deleteVolume"), operand("live", "pv", "ResourceVersion"), never},
 	{"delete-while-attached", "DeleteVolume waits for the detachment.",
-		in("provisioner", "volumeLoop.attachments"), argument(1, "ByIndex"), "of.Name[:0]"},
+		in("provisioner", "volumeLoop.attachments"), argument(1, "AttachmentsOf"), "of.Name[:0]"},
 	{"delete-changed-meanwhile", "DeleteVolume looks for a later PersistentVolume after the live read.",
 		in("provisioner", "volumeLoop.deleteVolume"), operand("newest", "live"), "newest == nil"},
 	{"release-unrecorded-snapshot", "CreateSnapshot is repeated if the snapshot-controller has removed its record.",
