@@ -28,7 +28,7 @@ type Config struct {
 	LeaseDuration time.Duration
 	// RenewDeadline is the time for which a leader retries to renew the Lease before it stops.
 	RenewDeadline time.Duration
-	// RetryPeriod is the time between two attempts to acquire or renew the Lease.
+	// RetryPeriod is the time between two renewals of the Lease. A standby reads it ten times as often.
 	RetryPeriod time.Duration
 }
 
@@ -86,8 +86,8 @@ func (c *Candidate) Status() Status {
 	if s.Leader {
 		s.Since = time.Unix(0, c.lock.since.Load())
 	}
-	if elector := c.elector.Load(); elector != nil {
-		s.Holder = elector.GetLeader()
+	if c.elector.Load() != nil {
+		s.Holder, _ = c.lock.holder.Load().(string)
 	}
 	return s
 }
@@ -173,7 +173,7 @@ func (c *Candidate) term(ctx context.Context, lead Lead) (released bool, err err
 	var result error
 	done := make(chan struct{}) // closed when lead has returned, if it was called
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: c.lock, Name: c.lock.Describe(), WatchDog: c.health,
+		Lock: &standbyLock{observedLock: c.lock, period: c.cfg.RetryPeriod / 10}, Name: c.lock.Describe(), WatchDog: c.health,
 		LeaseDuration: c.cfg.LeaseDuration, RenewDeadline: c.cfg.RenewDeadline, RetryPeriod: c.cfg.RetryPeriod,
 		// client-go would release the Lease while lead is running.
 		ReleaseOnCancel: false,

@@ -4,6 +4,7 @@
 package election
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -130,6 +131,7 @@ type observedLock struct {
 	duration time.Duration // of the Lease
 	leading  atomic.Bool
 	since    atomic.Int64 // start of the term, in Unix nanoseconds
+	holder   atomic.Value // of the Lease as last read or written, a string
 
 	mu     sync.Mutex
 	tried  bool        // a write was sent in this term
@@ -140,12 +142,12 @@ type observedLock struct {
 
 // Create creates the Lease.
 func (l *observedLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return l.write(func() error { return l.Interface.Create(ctx, record) })
+	return l.write(record, func() error { return l.Interface.Create(ctx, record) })
 }
 
 // Update renews the Lease.
 func (l *observedLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return l.write(func() error { return l.Interface.Update(ctx, record) })
+	return l.write(record, func() error { return l.Interface.Update(ctx, record) })
 }
 
 // begin begins a term, in which nothing was written yet.
@@ -164,7 +166,7 @@ func (l *observedLock) written() (tried, acquired bool) {
 }
 
 // write calls send, and extends the term if it succeeds.
-func (l *observedLock) write(send func() error) error {
+func (l *observedLock) write(record resourcelock.LeaderElectionRecord, send func() error) error {
 	sent := Now()
 	l.mu.Lock()
 	l.tried = true
@@ -172,6 +174,7 @@ func (l *observedLock) write(send func() error) error {
 	if err := send(); err != nil {
 		return err
 	}
+	l.holder.Store(record.HolderIdentity)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sent = sent
@@ -245,6 +248,7 @@ func (l *observedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRec
 	if err != nil {
 		return record, raw, err
 	}
+	l.holder.Store(record.HolderIdentity)
 	if record.HolderIdentity != l.Identity() {
 		l.expire()
 	}
@@ -258,5 +262,41 @@ func (l *observedLock) expire() {
 	if l.expiry != nil {
 		l.taken = true
 		l.expiry.Reset(0)
+	}
+}
+
+// standbyLock lets a standby acquire the Lease soon after it was released or has expired. client-go would read it only after
+// once to 2.2 times the retry period, which is also the time between two renewals.
+type standbyLock struct {
+	*observedLock
+	period time.Duration // between two reads
+	raw    []byte        // the Lease as last read
+	since  time.Time     // when it was first read in this state
+}
+
+// Get waits until this replica may acquire the Lease, or has acquired it. A Lease of another replica that was not renewed for its
+// duration is returned without its holder. The Update that follows fails if the Lease has changed since this read.
+func (l *standbyLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	for {
+		record, raw, err := l.observedLock.Get(ctx)
+		if err != nil {
+			return record, raw, err
+		}
+		if _, acquired := l.written(); acquired || record.HolderIdentity == l.Identity() || record.HolderIdentity == "" {
+			return record, raw, nil
+		}
+		now := time.Now()
+		if !bytes.Equal(raw, l.raw) {
+			l.raw, l.since = raw, now
+		}
+		if now.Sub(l.since) >= time.Duration(record.LeaseDurationSeconds)*time.Second {
+			record.HolderIdentity = ""
+			return record, raw, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil, context.Cause(ctx)
+		case <-time.After(l.period):
+		}
 	}
 }

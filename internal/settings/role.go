@@ -68,7 +68,7 @@ func (r *Role) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&e.Timing.RenewDeadline, "leader-election-renew-deadline", e.Timing.RenewDeadline,
 		"how long the leader keeps working while it cannot renew its Lease")
 	fs.DurationVar(&e.Timing.RetryPeriod, "leader-election-retry-period", e.Timing.RetryPeriod,
-		"time between two attempts to acquire or renew a Lease")
+		"time between two renewals of a Lease; a standby reads it ten times as often")
 	fs.Var(&e.Labels, "leader-election-labels", "labels of the Lease while this replica is the leader")
 	fs.Float64Var(&r.Limits.QPS, "kube-api-qps", r.Limits.QPS,
 		"maximum requests per second of each role to the API server; 0 and negative values mean no limit")

@@ -76,6 +76,8 @@ var mutations = []mutation{
 		in("attacher", "driver.releasable"), operand("attachments"), always},
 	{"restarted-holder", "A restarted holder of the Lease ends when it is told to.",
 		in("election", "Candidate.term"), condition("!acquired"), "!elector.IsLeader() || false && !acquired"},
+	{"held-lease", "A standby acquires the Lease of another replica only if it was not renewed for its duration.",
+		in("election", "standbyLock.Get"), condition("LeaseDurationSeconds"), always},
 	{"volume-of-an-old-list", "The attacher reads a PersistentVolume that the first list shows as it was before the term.",
 		in("attacher", "term.gather"), statement("volumeUnconfirmed", "fresh"), "s.volumeUnconfirmed = false"},
 	{"no-back-off", "A failed attempt is repeated after a delay.", in("internal/workloop", "Loop.requeueFailed"), call("Backoff"), "0"},
