@@ -55,7 +55,7 @@ var wrongValues = map[string][]string{
 }
 
 // anyValue are flags of which every value of their type has a meaning.
-var anyValue = strings.Fields(`exit-on-connection-loss max-grpc-log-length kubeconfig master leader-election
+var anyValue = strings.Fields(`exit-on-connection-loss adaptive-concurrency max-grpc-log-length kubeconfig master leader-election
 	enable-pprof automaxprocs version v log-text-split-stream log-json-split-stream default-fstype strict-topology immediate-topology
 	extra-create-metadata controller-publish-readonly prevent-volume-mode-conversion snapshot-orphan-sweep-interval node-deployment
 	node-deployment-immediate-binding enable-capacity capacity-ownerref-level capacity-for-immediate-binding

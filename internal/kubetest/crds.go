@@ -45,9 +45,6 @@ var SnapshotCRDs = []string{
 // control plane that [Get] has returned, and waits until they are served.
 func InstallCRDs(t testing.TB, c *ControlPlane) {
 	t.Helper()
-	if c.memory != nil {
-		return // it serves them always
-	}
 	var err error
 	c.kinds.Do(func() { err = c.InstallCRDs(t.Context()) })
 	if err != nil {
@@ -57,6 +54,9 @@ func InstallCRDs(t testing.TB, c *ControlPlane) {
 
 // InstallCRDs adds the kinds that do not exist and waits until all are served.
 func (c *ControlPlane) InstallCRDs(ctx context.Context) error {
+	if c.memory != nil {
+		return nil // it serves them always
+	}
 	if err := c.installKinds(ctx); err != nil {
 		return err
 	}

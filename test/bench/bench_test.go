@@ -19,18 +19,18 @@ import (
 func TestBench(t *testing.T) {
 	kubetest.NeedReal(t)
 	want := map[string]map[string]int{
-		"provision": {"CreateVolume": 20}, "attach": {"ControllerPublishVolume": 20}, "expand": {"ControllerExpandVolume": 20},
-		"modify": {"ControllerModifyVolume": 20}, "snapshot": {"CreateSnapshot": 20}, "unsnapshot": {"DeleteSnapshot": 20},
-		"detach": {"ControllerUnpublishVolume": 20}, "delete": {"DeleteVolume": 20},
+		created: {"CreateVolume": 20}, bound: {"CreateVolume": 20}, "attach": {"ControllerPublishVolume": 20},
+		"expand": {"ControllerExpandVolume": 20}, "modify": {"ControllerModifyVolume": 20}, "snapshot": {"CreateSnapshot": 20},
+		"delete-snapshot": {"DeleteSnapshot": 20}, "detach": {"ControllerUnpublishVolume": 20}, "delete": {"DeleteVolume": 20},
 	}
-	phases := []string{"provision", "attach", "expand", "modify", "snapshot", "unsnapshot", "detach", "delete"}
+	phases := []string{"provision", "attach", "expand", "modify", "snapshot", "delete-snapshot", "detach", "delete"}
 	profiles := t.TempDir()
 	r, err := measure(t.Context(), options{volumes: 20, nodes: 3, foreign: 5, latency: time.Millisecond, limit: 15 * time.Minute,
 		phases: phases, profiles: profiles})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Phases) != len(phases) || r.Idle.ResidentBytes == 0 || r.Start.BytesRead == 0 {
+	if len(r.Phases) != len(phases)+1 || r.Idle.ResidentBytes == 0 || r.Start.BytesRead == 0 {
 		t.Fatalf("got %+v", r)
 	}
 	for _, p := range r.Phases {

@@ -27,7 +27,7 @@ var contents = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Ver
 // validatePhases returns an error for a phase that does not exist.
 func (o options) validatePhases() error {
 	for _, p := range o.phases {
-		if !slices.Contains([]string{"provision", "attach", "expand", "modify", "snapshot", "unsnapshot", "detach", "delete"}, p) {
+		if !slices.Contains([]string{"provision", "attach", "expand", "modify", "snapshot", "delete-snapshot", "detach", "delete"}, p) {
 			return fmt.Errorf("unknown phase %q", p)
 		}
 	}
@@ -45,12 +45,11 @@ func (b *bench) prepareChanges(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := b.cp.InstallCRDs(ctx); err != nil { // csi-snapshotter exits without them
+		return err
+	}
 	if !b.has("snapshot") {
 		return nil
-	}
-	// The bench plays the part of the snapshot-controller.
-	if err := b.cp.InstallCRDs(ctx); err != nil {
-		return err
 	}
 	_, err := b.dynamic().Resource(schema.GroupVersionResource{Group: contents.Group, Version: "v1", Resource: "volumesnapshotclasses"}).
 		Create(ctx, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1",
@@ -87,7 +86,7 @@ func (b *bench) changes(done *times, name func(int) string) []action {
 			_, err = snapshots.Create(ctx, content(b.driver, name(i), pv), metav1.CreateOptions{})
 			return err
 		}},
-		{"unsnapshot", func(ctx context.Context, i int) error {
+		{"delete-snapshot", func(ctx context.Context, i int) error {
 			_, err := snapshots.Patch(ctx, name(i), types.MergePatchType,
 				[]byte(`{"metadata":{"annotations":{"snapshot.storage.kubernetes.io/volumesnapshot-being-deleted":"yes"}}}`),
 				metav1.PatchOptions{})
@@ -99,9 +98,11 @@ func (b *bench) changes(done *times, name func(int) string) []action {
 	}
 }
 
+// content returns the VolumeSnapshotContent of a volume, as the snapshot-controller creates it.
 func content(driver, name string, pv *corev1.PersistentVolume) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent", "metadata": map[string]any{"name": name},
+		"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent", "metadata": map[string]any{"name": name,
+			"finalizers": []any{"snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"}},
 		"spec": map[string]any{
 			"driver": driver, "deletionPolicy": "Delete", "volumeSnapshotClassName": "bench",
 			"source":            map[string]any{"volumeHandle": pv.Spec.CSI.VolumeHandle},
@@ -138,7 +139,7 @@ func (b *bench) watchSnapshots(ctx context.Context, done *times) {
 			if missed, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = missed.Obj
 			}
-			done.note("unsnapshot " + obj.(*unstructured.Unstructured).GetName())
+			done.note("delete-snapshot " + obj.(*unstructured.Unstructured).GetName())
 		},
 	})
 	if err != nil {

@@ -22,10 +22,12 @@ import (
 // compareOptions are the settings of the command line with --compare.
 type compareOptions struct {
 	pairs   int
+	changes int   // pairs with changes of volumes
 	memory  []int // volumes of the driver
 	foreign int   // volumes of other drivers for which memory is measured
 	// detaches are pending while the time of attaches is measured
 	detaches int
+	failover int // volumes of the driver
 	page     string
 }
 
@@ -50,7 +52,7 @@ const allFlags = "all --worker-threads=100"
 
 // The sides of a comparison.
 const (
-	reference = iota // csi-provisioner and csi-attacher
+	reference = iota // csi-provisioner, csi-attacher, csi-resizer and csi-snapshotter
 	ours             // storage-controller all
 )
 
@@ -87,7 +89,7 @@ func sideOf(name, flags string, programs ...string) (side, error) {
 		versions = append(versions, path.Base(info.Path)+" "+version)
 		s.Commands = append(s.Commands, commandOf(p, flags))
 	}
-	s.Versions = strings.Join(versions, " and ")
+	s.Versions = strings.Join(versions, ", ")
 	return s, nil
 }
 
@@ -98,8 +100,10 @@ type comparison struct {
 	Kubernetes string        `json:"kubernetes"`
 	Sides      [2]side       `json:"sides"`
 	Pairs      [][2]*results `json:"pairs"`
+	Changes    [][2]*results `json:"changes"`
 	Footprints []footprint   `json:"footprints"`
 	Pressure   *pressure     `json:"pressure"`
+	Failover   *failover     `json:"failover"`
 }
 
 // compare measures both sides and writes the tables of the page. With an error it returns what was measured before.
@@ -120,39 +124,71 @@ func compare(ctx context.Context, o options) (*comparison, error) {
 	if c.Sides, err = buildSides(ctx, dir); err != nil {
 		return nil, err
 	}
-	for i := range o.compare.pairs {
-		c.Pairs = append(c.Pairs, [2]*results{})
-		for s, side := range c.Sides {
-			say("pair %d of %d: %s", i+1, o.compare.pairs, side.Versions)
-			o.sidecars = side.Commands
-			if c.Pairs[i][s], err = measure(ctx, o); err != nil {
-				c.Pairs = c.Pairs[:i]
-				return c, fmt.Errorf("%s: %w", side.Name, err)
-			}
+	for _, section := range c.sections(ctx, o) {
+		if err := section(); err != nil {
+			return c, err
 		}
-	}
-	if err := c.writePage(o.compare.page); err != nil { // now, in case that the measurement of memory fails
-		return c, err
-	}
-	if len(o.compare.memory) > 0 {
-		if c.Footprints, err = measureMemory(ctx, o, c.Sides); err != nil {
+		if err := c.writePage(o.compare.page); err != nil { // now, in case that the next section fails
 			return c, err
 		}
 	}
-	if o.compare.detaches > 0 {
-		load := backlog{detaches: o.compare.detaches, nodes: 200, attaches: 60, each: 10 * time.Second, every: time.Second}
-		c.Pressure, err = measurePressure(ctx, o, c.Sides, load)
-		if err != nil {
-			return c, err
-		}
-	}
-	return c, c.writePage(o.compare.page)
+	return c, nil
 }
 
-// buildSides builds csi-provisioner, csi-attacher and storage-controller. None has a limit of requests that
-// it could reach.
+// sections returns the measurements that were asked for.
+func (c *comparison) sections(ctx context.Context, o options) []func() error {
+	return []func() error{
+		func() (err error) {
+			c.Pairs, err = measurePairs(ctx, o, c.Sides, o.compare.pairs)
+			return err
+		},
+		func() (err error) {
+			o.phases = append([]string{"provision"}, changing...)
+			c.Changes, err = measurePairs(ctx, o, c.Sides, o.compare.changes)
+			return err
+		},
+		func() (err error) {
+			if len(o.compare.memory) > 0 {
+				c.Footprints, err = measureMemory(ctx, o, c.Sides)
+			}
+			return err
+		},
+		func() (err error) {
+			if o.compare.detaches > 0 {
+				load := backlog{detaches: o.compare.detaches, nodes: 200, attaches: 60, each: 10 * time.Second, every: time.Second}
+				c.Pressure, err = measurePressure(ctx, o, c.Sides, load)
+			}
+			return err
+		},
+		func() (err error) {
+			if o.compare.failover > 0 {
+				load := cluster{volumes: o.compare.failover, claims: 10, rounds: 3}
+				c.Failover, err = measureFailover(ctx, o, c.Sides, load)
+			}
+			return err
+		},
+	}
+}
+
+// measurePairs runs both sides alternately. With an error it returns the complete pairs.
+func measurePairs(ctx context.Context, o options, sides [2]side, n int) (pairs [][2]*results, err error) {
+	for i := range n {
+		var pair [2]*results
+		for s, side := range sides {
+			say("pair %d of %d: %s", i+1, n, side.Versions)
+			o.sidecars = side.Commands
+			if pair[s], err = measure(ctx, o); err != nil {
+				return pairs, fmt.Errorf("%s: %w", side.Name, err)
+			}
+		}
+		pairs = append(pairs, pair)
+	}
+	return pairs, nil
+}
+
+// buildSides builds the sidecars and storage-controller. None has a limit of requests that it could reach.
 func buildSides(ctx context.Context, dir string) (sides [2]side, err error) {
-	programs, err := kubetest.BuildReference(ctx, os.Stderr, "csi-provisioner", "csi-attacher")
+	programs, err := kubetest.BuildReference(ctx, os.Stderr, "csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter")
 	if err != nil {
 		return sides, err
 	}
@@ -160,10 +196,14 @@ func buildSides(ctx context.Context, dir string) (sides [2]side, err error) {
 	if err != nil {
 		return sides, err
 	}
-	sides[reference], err = sideOf("csi-provisioner + csi-attacher",
-		"--worker-threads=100 --kube-api-qps=100000 --kube-api-burst=100000", programs...)
+	sides[reference], err = sideOf("sidecars", "--worker-threads=100 --kube-api-qps=100000 --kube-api-burst=100000", programs...)
 	if err != nil {
 		return sides, err
+	}
+	for i, command := range sides[reference].Commands {
+		if strings.HasPrefix(command, programs[2]) { // its flag has another name
+			sides[reference].Commands[i] = strings.Replace(command, "--worker-threads", "--workers", 1)
+		}
 	}
 	sides[ours], err = sideOf("storage-controller", allFlags, program)
 	return sides, err

@@ -7,6 +7,7 @@ import (
 	"context"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,25 +15,27 @@ import (
 	"time"
 )
 
-// runOf returns results of 100 volumes in two phases that take seconds each.
+// runOf returns results of 100 volumes in four phases that take seconds each.
 func runOf(seconds float64, resident int64) *results {
 	of := func(name, request string) phase {
 		return phase{Name: name, Seconds: seconds, VolumesPerSecond: 100 / seconds, CPUSeconds: seconds / 10, APIServerSeconds: seconds,
 			EtcdSeconds: seconds / 2, ResidentBytes: resident, Requests: map[string]int{request: 150, "update leases": 1}}
 	}
-	return &results{Volumes: 100, Nodes: 5, Latency: "5ms", Idle: phase{ResidentBytes: resident / 2},
-		Phases: []phase{of("provision", "create persistentvolumes"), of("delete", "delete persistentvolumes")}}
+	return &results{Volumes: 100, Nodes: 5, Latency: "5ms", Idle: phase{ResidentBytes: resident / 2}, Phases: []phase{
+		of(created, "create persistentvolumes"), of(bound, "create persistentvolumes"), of("expand", "patch persistentvolumes"),
+		of("delete", "delete persistentvolumes")}}
 }
 
 // compared is a comparison whose first run was disturbed: 8 s instead of 2.
 func compared() *comparison {
+	pairs := [][2]*results{
+		{runOf(8, 100<<20), runOf(4, 50<<20)}, {runOf(2, 100<<20), runOf(1, 50<<20)}, {runOf(2, 100<<20), runOf(2, 50<<20)},
+	}
 	return &comparison{
 		Date: "2026-01-02", Machine: "2 CPUs", Kubernetes: "v1.36.3",
 		Sides: [2]side{{Name: "sidecars", Versions: "csi-provisioner v6.3.0"},
 			{Name: "storage-controller", Versions: "storage-controller v1"}},
-		Pairs: [][2]*results{
-			{runOf(8, 100<<20), runOf(4, 50<<20)}, {runOf(2, 100<<20), runOf(1, 50<<20)}, {runOf(2, 100<<20), runOf(2, 50<<20)},
-		},
+		Pairs: pairs, Changes: pairs,
 		Footprints: []footprint{
 			{Resident: [2]int64{100 << 20, 30 << 20}, Peak: [2]int64{120 << 20, 40 << 20}},
 			{Own: 1024, Resident: [2]int64{120 << 20, 40 << 20}, Peak: [2]int64{140 << 20, 48 << 20},
@@ -42,6 +45,8 @@ func compared() *comparison {
 		},
 		Pressure: &pressure{Detaches: 2000, Nodes: 200, Attaches: 60, Each: "10s", Every: "1s",
 			Sides: [2]waiting{{170, 197, 198, 9.8}, {0.02, 0.04, 0.05, 9.7}}},
+		Failover: &failover{Volumes: 20000, Claims: 10, Lease: "15s", Takeover: [2]takeover{
+			{Term: []float64{20, 16, 18}, Kill: []float64{19, 21, 20}}, {Term: []float64{0.5, 0.25, 0.75}, Kill: []float64{15.5}}}},
 	}
 }
 
@@ -60,7 +65,7 @@ func TestMedian(t *testing.T) {
 // TestMediansOfPairs checks that a ratio compares the two runs of a pair, which ran on the same machine at the
 // same time.
 func TestMediansOfPairs(t *testing.T) {
-	theirs, own, ratios := compared().medians(func(r *results) float64 { return r.Phases[0].Seconds })
+	theirs, own, ratios := medians(compared().Pairs, func(r *results) float64 { return r.Phases[0].Seconds })
 	if theirs != 2 || own != 2 || withRange(ratios) != "0.50 (0.50 to 1.00)" {
 		t.Errorf("got %v, %v and %v, want 2, 2 and 0.5, from 0.5 to 1", theirs, own, ratios)
 	}
@@ -71,15 +76,28 @@ func TestRates(t *testing.T) {
 	for _, want := range []string{
 		"100 volumes, 5 nodes, 5ms per CSI call", "Pairs of runs: 3.", "csi-provisioner v6.3.0", "2026-01-02, Kubernetes v1.36.3, 2 CPUs",
 		"| phase | | volumes/s | CPU ms: controllers | kube-apiserver | etcd | API requests |\n",
-		"| provision | sidecars | 50.0 | 2.00 | 20.0 | 10.0 | 1.51 |\n",
-		"| provision | storage-controller | 50.0 | 2.00 | 20.0 | 10.0 | 1.51 |\n",
-		"| provision | ratio | 2.00 (1.00 to 2.00) | 0.50 (0.50 to 1.00) |", "| 1.00 (1.00 to 1.00) |\n",
-		"| whole life | sidecars | 25.0 | 4.00 | 40.0 | 20.0 | 3.02 |\n",
+		"| created | sidecars | 50.0 | 2.00 | 20.0 | 10.0 | 1.51 |\n",
+		"| bound | storage-controller | 50.0 | 2.00 | 20.0 | 10.0 | 1.51 |\n",
+		"| bound | ratio | 2.00 (1.00 to 2.00) | 0.50 (0.50 to 1.00) |", "| 1.00 (1.00 to 1.00) |\n",
+		"| whole life | sidecars | 16.7 | 6.00 | 60.0 | 30.0 | 4.53 |\n", "- sidecars, bound: create persistentvolumes 1.50\n",
 		"| idle | 50.0 | 25.0 | 0.50 (0.50 to 0.50) |\n", "| after 100 volumes | 100 | 50.0 | 0.50 (0.50 to 0.50) |\n",
 		"- storage-controller, delete: delete persistentvolumes 1.50\n",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
+// TestChanges checks that only the changes of volumes are rendered.
+func TestChanges(t *testing.T) {
+	text := compared().changes()
+	for want, n := range map[string]int{
+		"Pairs of runs: 3.": 1, "| expand | sidecars | 50.0 | 2.00 | 20.0 | 10.0 | 1.51 |\n": 1, "\n| ": 4,
+		"- storage-controller, expand: patch persistentvolumes 1.50\n": 1, "create persistentvolumes": 0,
+	} {
+		if got := strings.Count(text, want); got != n {
+			t.Errorf("%d times %q, want %d, in\n%s", got, want, n, text)
 		}
 	}
 }
@@ -113,12 +131,35 @@ func TestPressure(t *testing.T) {
 	}
 }
 
+func TestFailover(t *testing.T) {
+	text := compared().failover()
+	for _, want := range []string{
+		"20000 volumes of the driver, 10 waiting claims, Leases of 15s.", "Median of 3,", "csi-provisioner v6.3.0",
+		"| sidecars | 18.00 (16.00 to 20.00) | 20.00 (19.00 to 21.00) |\n" +
+			"| storage-controller | 0.50 (0.25 to 0.75) | 15.50 |\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
+// TestSpread checks that the delays of the rounds are in the middle of equal parts of 11 s.
+func TestSpread(t *testing.T) {
+	for round, want := range []time.Duration{1833 * time.Millisecond, 5500 * time.Millisecond, 9166 * time.Millisecond} {
+		if got := spread(round, 3).Truncate(time.Millisecond); got != want {
+			t.Errorf("round %d: got %v, want %v", round, got, want)
+		}
+	}
+}
+
 // TestWritePage checks that only what stands between the markers changes, and that a part that was not measured
 // stays.
 func TestWritePage(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.md")
 	text := "before\n<!-- comparison: begin -->\nold\n<!-- comparison: end -->\nbetween\n" +
-		"<!-- memory: begin -->\nkept\n<!-- memory: end -->\nafter\n<!-- pressure: begin -->\nolder\n<!-- pressure: end -->\n"
+		"<!-- memory: begin -->\nkept\n<!-- memory: end -->\nafter\n<!-- pressure: begin -->\nolder\n<!-- pressure: end -->\n" +
+		"<!-- changes: begin -->\nchanges\n<!-- changes: end -->\n<!-- failover: begin -->\nfailover\n<!-- failover: end -->\n"
 	if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +171,8 @@ func TestWritePage(t *testing.T) {
 		}
 	}
 	got, err := os.ReadFile(page)
-	if want := strings.NewReplacer("old\n", c.rates(), "older\n", c.pressure()).Replace(text); err != nil || string(got) != want {
+	if want := strings.NewReplacer("old\n", c.rates(), "older\n", c.pressure(), "\nchanges\n", "\n"+c.changes(),
+		"\nfailover\n", "\n"+c.failover()).Replace(text); err != nil || string(got) != want {
 		t.Errorf("%v, got\n%s\nwant\n%s", err, got, want)
 	}
 	if err := os.WriteFile(page, []byte("no markers"), 0o644); err != nil {
@@ -177,9 +219,12 @@ func TestNoForeignVolumes(t *testing.T) {
 	if err := o.validate(); err != nil {
 		t.Error(err)
 	}
-	o.compare.foreign = -1
-	if err := o.validate(); err == nil {
-		t.Error("a negative number is valid")
+	for _, n := range []*int{&o.compare.foreign, &o.compare.pairs, &o.compare.changes, &o.compare.detaches, &o.compare.failover} {
+		*n = -1
+		if err := o.validate(); err == nil {
+			t.Error("a negative number is valid")
+		}
+		*n = 0
 	}
 	c := compared()
 	c.Footprints = c.Footprints[:3]
@@ -237,6 +282,22 @@ func TestMeasurePressure(t *testing.T) {
 	for _, w := range got.Sides {
 		if w.P50 <= 0 || w.P99 < w.P50 || w.Max < w.P99 || w.Max > load.each.Seconds() || w.Detached <= 0 {
 			t.Errorf("got %+v", w)
+		}
+	}
+}
+
+// TestMeasureFailover measures the program on both sides with a few volumes.
+func TestMeasureFailover(t *testing.T) {
+	if err := exec.Command("unshare", "--uts", "true").Run(); err != nil {
+		t.Skip("unshare --uts needs root:", err)
+	}
+	got, err := measureFailover(t.Context(), options{limit: 15 * time.Minute}, twice(t), cluster{volumes: 20, claims: 2, rounds: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, took := range got.Takeover {
+		if len(took.Term) != 1 || took.Term[0] <= 0 || len(took.Kill) != 1 || took.Kill[0] < leaseDuration.Seconds()*2/3 {
+			t.Errorf("got %+v", took)
 		}
 	}
 }

@@ -16,8 +16,7 @@
 //
 //	go run ./test/bench --capacity --nodes=5000 --classes=2
 //
-// With --compare it measures csi-provisioner and csi-attacher alternately with storage-controller, and
-// writes the tables of docs/benchmark.md.
+// With --compare it measures the sidecars alternately with storage-controller, and writes the tables of docs/benchmark.md.
 //
 //	go run ./test/bench --compare --pairs=5 --memory=5000,20000,50000
 package main
@@ -100,7 +99,7 @@ func (o *options) volumeFlags() {
 		"where its profiles are to be")
 	flag.DurationVar(&o.limit, "limit", 15*time.Minute, "give up a run after this time")
 	o.phases = []string{"provision", "attach", "detach", "delete"}
-	flag.Func("phases", "measured phases, in this order; also expand, modify, snapshot and unsnapshot between provision and delete "+
+	flag.Func("phases", "measured phases, in this order; also expand, modify, snapshot and delete-snapshot between provision and delete "+
 		"(default provision,attach,detach,delete)", func(value string) error {
 		o.phases = strings.Split(value, ",")
 		return o.validatePhases()
@@ -120,8 +119,10 @@ func (o *options) capacityFlags() {
 }
 
 func (o *options) compareFlags() {
-	flag.BoolVar(&o.comparing, "compare", false, "measure csi-provisioner and csi-attacher alternately with storage-controller all")
-	flag.IntVar(&o.compare.pairs, "pairs", 5, "with --compare: runs of each side; 0 measures memory only")
+	flag.BoolVar(&o.comparing, "compare", false, "measure the sidecars alternately with storage-controller all")
+	flag.IntVar(&o.compare.pairs, "pairs", 5, "with --compare: runs of each side; 0 measures none")
+	flag.IntVar(&o.compare.changes, "change-pairs", 5, "with --compare: runs of each side that expand, modify and snapshot volumes; "+
+		"0 measures none")
 	o.compare.memory = []int{5000, 20000, 50000}
 	flag.Func("memory", "with --compare: numbers of the driver's own volumes for which memory is measured; empty for none "+
 		"(default 5000,20000,50000)", func(value string) (err error) {
@@ -131,6 +132,8 @@ func (o *options) compareFlags() {
 	flag.IntVar(&o.compare.foreign, "memory-foreign", 10000, "with --compare: volumes of other drivers for which memory is measured; "+
 		"0 measures none")
 	flag.IntVar(&o.compare.detaches, "detaches", 2000, "with --compare: pending detaches beside which attaches are measured; "+
+		"0 measures none")
+	flag.IntVar(&o.compare.failover, "failover", 20000, "with --compare: the driver's own volumes for which the failover is measured; "+
 		"0 measures none")
 	flag.StringVar(&o.compare.page, "page", "docs/benchmark.md", "with --compare: page whose tables are written; empty for none")
 }
@@ -150,9 +153,9 @@ func (o *options) validate() error {
 			return errors.New("--classes, --churn and --poll must be positive, and --capacity has a driver of its own")
 		}
 	}
-	if o.comparing && (o.publishing || o.sidecars != nil || o.driverSocket != "" || o.compare.pairs < 0 || o.compare.foreign < 0 ||
-		o.compare.detaches < 0) {
-		return errors.New("--compare has its own sidecars and driver, and --pairs, --memory-foreign and --detaches must not be negative")
+	if o.comparing && (o.publishing || o.sidecars != nil || o.driverSocket != "" || min(o.compare.pairs, o.compare.changes,
+		o.compare.foreign, o.compare.detaches, o.compare.failover) < 0) {
+		return errors.New("--compare has its own sidecars and driver, and no number may be negative")
 	}
 	if flag.NArg() > 0 || o.volumes < 1 || o.nodes < 1 || o.foreign < 0 || (o.driverSocket == "") != (o.driverName == "") {
 		return errors.New("--volumes and --nodes must be positive, --driver-socket and --driver-name go together, and " +
@@ -323,6 +326,9 @@ func (b *bench) start(ctx context.Context, commands []string, env ...string) (st
 		if len(words) == 0 {
 			stop()
 			return nil, fmt.Errorf("--sidecar: an empty command line")
+		}
+		if b.host != "" { // needs root
+			words = append([]string{"unshare", "--uts", "sh", "-c", `hostname "$0" && exec "$@"`, b.host}, words...)
 		}
 		cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 		log, err := os.Create(filepath.Join(b.dir, fmt.Sprintf("sidecar-%d.log", i)))

@@ -19,14 +19,8 @@ func (c *comparison) writePage(page string) error {
 	if page == "" || err != nil {
 		return err
 	}
-	if len(c.Pairs) > 0 {
-		text, _ = replacePart(text, "comparison", c.rates())
-	}
-	if len(c.Footprints) > 0 {
-		text, _ = replacePart(text, "memory", c.memory())
-	}
-	if c.Pressure != nil {
-		text, _ = replacePart(text, "pressure", c.pressure())
+	for part, measured := range c.parts() {
+		text, _ = replacePart(text, part, measured)
 	}
 	return os.WriteFile(page, []byte(text), 0o644)
 }
@@ -40,7 +34,7 @@ func readPage(page string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, part := range []string{"comparison", "memory", "pressure"} {
+	for _, part := range []string{"comparison", "changes", "memory", "pressure", "failover"} {
 		if _, err := replacePart(string(data), part, ""); err != nil {
 			return "", fmt.Errorf("%s: %w", page, err)
 		}
@@ -61,15 +55,31 @@ func replacePart(text, part, by string) (string, error) {
 
 // table prints c for people, as the page has it.
 func (c *comparison) table(out io.Writer) {
+	parts := c.parts()
+	for _, part := range slices.Sorted(maps.Keys(parts)) {
+		fmt.Fprintln(out, parts[part])
+	}
+}
+
+// parts renders what was measured, by the name of the part of the page.
+func (c *comparison) parts() map[string]string {
+	parts := map[string]string{}
 	if len(c.Pairs) > 0 {
-		fmt.Fprintln(out, c.rates())
+		parts["comparison"] = c.rates()
+	}
+	if len(c.Changes) > 0 {
+		parts["changes"] = c.changes()
 	}
 	if len(c.Footprints) > 0 {
-		fmt.Fprintln(out, c.memory())
+		parts["memory"] = c.memory()
 	}
 	if c.Pressure != nil {
-		fmt.Fprintln(out, c.pressure())
+		parts["pressure"] = c.pressure()
 	}
+	if c.Failover != nil {
+		parts["failover"] = c.failover()
+	}
+	return parts
 }
 
 // conditions describes what the numbers depend on.
@@ -96,64 +106,85 @@ var columns = []struct {
 
 // rates renders the rates and costs of the phases, and the memory of the same runs.
 func (c *comparison) rates() string {
-	first := c.Pairs[0][ours]
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d volumes, %d nodes, %s per CSI call, %d volumes of other drivers. Pairs of runs: %d. Medians of the "+
-		"runs, and of the ratios of the pairs, with the smallest and the largest ratio. CPU and API requests are per volume:\n\n",
-		first.Volumes, first.Nodes, first.Latency, first.Foreign, len(c.Pairs))
-	b.WriteString(c.conditions())
-	b.WriteString("| phase | |")
-	for _, col := range columns {
-		b.WriteString(" " + col.title + " |")
-	}
-	b.WriteString("\n|---|---|" + strings.Repeat("---|", len(columns)) + "\n")
-	for i := range len(first.Phases) + 1 {
-		c.rows(&b, func(r *results) phase {
-			if i < len(r.Phases) {
-				return r.Phases[i]
-			}
-			return r.life()
-		})
-	}
+	c.phases(&b, c.Pairs, func(r *results) []phase { return append(slices.Clone(r.Phases), r.life()) })
 	fmt.Fprintf(&b, "\n| memory | %s MiB | %s MiB | ratio |\n|---|---|---|---|\n", c.Sides[reference].Name, c.Sides[ours].Name)
 	for _, m := range []struct {
 		title string
 		of    func(*results) phase
 	}{
 		{"idle", func(r *results) phase { return r.Idle }},
-		{fmt.Sprintf("after %d volumes", first.Volumes), func(r *results) phase { return r.Phases[len(r.Phases)-1] }},
+		{fmt.Sprintf("after %d volumes", c.Pairs[0][ours].Volumes), func(r *results) phase { return r.Phases[len(r.Phases)-1] }},
 	} {
-		theirs, own, ratios := c.medians(func(r *results) float64 { return float64(m.of(r).ResidentBytes) / (1 << 20) })
+		theirs, own, ratios := medians(c.Pairs, func(r *results) float64 { return float64(m.of(r).ResidentBytes) / (1 << 20) })
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", m.title, number(theirs), number(own), withRange(ratios))
 	}
-	b.WriteString("\nAPI requests per volume:\n\n")
-	for s, side := range c.Sides {
-		for _, p := range c.Pairs[0][s].Phases {
-			fmt.Fprintf(&b, "- %s, %s: %s\n", side.Name, p.Name, frequent(p.Requests, first.Volumes))
-		}
-	}
+	c.requests(&b, c.Pairs[0], func(p phase) bool { return p.Name != created })
 	return b.String()
 }
 
+// changing are the phases that change volumes.
+var changing = []string{"expand", "modify", "snapshot", "delete-snapshot"}
+
+// changes renders the rates and costs of the phases that change volumes.
+func (c *comparison) changes() string {
+	var b strings.Builder
+	changes := func(p phase) bool { return slices.Contains(changing, p.Name) }
+	c.phases(&b, c.Changes, func(r *results) []phase {
+		return slices.DeleteFunc(slices.Clone(r.Phases), func(p phase) bool { return !changes(p) })
+	})
+	c.requests(&b, c.Changes[0], changes)
+	return b.String()
+}
+
+// phases renders the conditions of pairs, and the rates and costs of their phases.
+func (c *comparison) phases(b *strings.Builder, pairs [][2]*results, of func(*results) []phase) {
+	first := pairs[0][ours]
+	fmt.Fprintf(b, "%d volumes, %d nodes, %s per CSI call, %d volumes of other drivers. Pairs of runs: %d. Medians of the "+
+		"runs, and of the ratios of the pairs, with the smallest and the largest ratio. CPU and API requests are per volume:\n\n",
+		first.Volumes, first.Nodes, first.Latency, first.Foreign, len(pairs))
+	b.WriteString(c.conditions())
+	b.WriteString("| phase | |")
+	for _, col := range columns {
+		b.WriteString(" " + col.title + " |")
+	}
+	b.WriteString("\n|---|---|" + strings.Repeat("---|", len(columns)) + "\n")
+	for i := range of(first) {
+		c.rows(b, pairs, func(r *results) phase { return of(r)[i] })
+	}
+}
+
+// requests renders the API requests of the phases of a pair that are shown.
+func (c *comparison) requests(b *strings.Builder, pair [2]*results, shown func(phase) bool) {
+	b.WriteString("\nAPI requests per volume:\n\n")
+	for s, side := range c.Sides {
+		for _, p := range pair[s].Phases {
+			if shown(p) {
+				fmt.Fprintf(b, "- %s, %s: %s\n", side.Name, p.Name, frequent(p.Requests, pair[s].Volumes))
+			}
+		}
+	}
+}
+
 // rows renders one phase: each side, and the ratio.
-func (c *comparison) rows(b *strings.Builder, of func(*results) phase) {
+func (c *comparison) rows(b *strings.Builder, pairs [][2]*results, of func(*results) phase) {
 	lines := [3]string{c.Sides[reference].Name, c.Sides[ours].Name, "ratio"}
 	for _, col := range columns {
-		theirs, own, ratios := c.medians(func(r *results) float64 { return col.of(of(r), float64(r.Volumes)) })
+		theirs, own, ratios := medians(pairs, func(r *results) float64 { return col.of(of(r), float64(r.Volumes)) })
 		for i, text := range []string{number(theirs), number(own), withRange(ratios)} {
 			lines[i] += " | " + text
 		}
 	}
-	name := of(c.Pairs[0][ours]).Name
+	name := of(pairs[0][ours]).Name
 	for _, line := range lines {
 		fmt.Fprintf(b, "| %s | %s |\n", name, line)
 	}
 }
 
 // medians returns the median of a value on each side, and the ratios of the pairs. A ratio to zero is infinite, or NaN.
-func (c *comparison) medians(of func(*results) float64) (theirs, own float64, ratios []float64) {
+func medians(pairs [][2]*results, of func(*results) float64) (theirs, own float64, ratios []float64) {
 	var values [3][]float64
-	for _, pair := range c.Pairs {
+	for _, pair := range pairs {
 		a, b := of(pair[reference]), of(pair[ours])
 		for i, v := range []float64{a, b, b / a} {
 			values[i] = append(values[i], v)
@@ -162,11 +193,11 @@ func (c *comparison) medians(of func(*results) float64) (theirs, own float64, ra
 	return median(values[0]), median(values[1]), values[2]
 }
 
-// withRange renders the median of ratios, and the smallest and the largest if there are several.
-func withRange(ratios []float64) string {
-	text := fmt.Sprintf("%.2f", median(ratios))
-	if len(ratios) > 1 {
-		text += fmt.Sprintf(" (%.2f to %.2f)", slices.Min(ratios), slices.Max(ratios))
+// withRange renders the median of values, and the smallest and the largest if there are several.
+func withRange(values []float64) string {
+	text := fmt.Sprintf("%.2f", median(values))
+	if len(values) > 1 {
+		text += fmt.Sprintf(" (%.2f to %.2f)", slices.Min(values), slices.Max(values))
 	}
 	return text
 }

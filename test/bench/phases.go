@@ -37,6 +37,9 @@ const (
 	settle = time.Second
 	// idle is the time without changes after which memory is measured.
 	idle = 5 * time.Second
+	// created and bound are the results of the phase provision: both begin with it, and end when all PersistentVolumes exist and
+	// when all claims are bound.
+	created, bound = "created", "bound"
 )
 
 type bench struct {
@@ -47,6 +50,7 @@ type bench struct {
 	driver string
 	socket string
 	dir    string // temporary
+	host   string // name of the host that the sidecars see; empty means the real one
 
 	profiled []string // addresses of the sidecars that serve profiles
 	pids     []int
@@ -221,11 +225,11 @@ func (b *bench) run(ctx context.Context) (*results, error) {
 		return nil, err
 	}
 	r.Idle = b.end(begin, "idle", 0, idle, nil)
-	err := b.life(ctx, done, "bench", 0, b.o.volumes, func(name string, begin sample, took time.Duration, latencies []time.Duration) {
-		p := b.end(begin, name, b.o.volumes, took, latencies)
+	err := b.life(ctx, done, "bench", 0, b.o.volumes, func(begin sample, of result) {
+		p := b.between(begin, of.end, of.name, b.o.volumes, of.took, of.latencies)
 		p.extend(begin.at, b.o.volumes)
 		r.Phases = append(r.Phases, p)
-		say("%-10s %5.1f s", name, p.Seconds)
+		say("%-15s %5.1f s", p.Name, p.Seconds)
 	})
 	return r, err
 }
@@ -268,9 +272,16 @@ func (b *bench) phases(done *times, name func(int) string) []action {
 	return chosen
 }
 
-// life runs the phases of the volumes, and reports each of them to report unless that is nil.
-func (b *bench) life(ctx context.Context, done *times, prefix string, first, n int,
-	tell func(string, sample, time.Duration, []time.Duration)) error {
+// result is what a phase measures, or a part of it.
+type result struct {
+	name      string
+	end       sample
+	took      time.Duration // until the last volume
+	latencies []time.Duration
+}
+
+// life runs the phases of the volumes, and reports their results to tell unless that is nil.
+func (b *bench) life(ctx context.Context, done *times, prefix string, first, n int, tell func(begin sample, of result)) error {
 	name := func(i int) string { return fmt.Sprintf("%s-%d", prefix, first+i) }
 	for _, p := range b.phases(done, name) {
 		stop := func() {}
@@ -285,29 +296,34 @@ func (b *bench) life(ctx context.Context, done *times, prefix string, first, n i
 		}); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
-		latencies := make([]time.Duration, n)
-		for i := range n {
-			at, err := done.wait(ctx, p.name+" "+name(i))
-			if err != nil {
-				return fmt.Errorf("%s: waiting for %s: %w%s", p.name, name(i), err, b.tails())
-			}
-			latencies[i] = at.Sub(began[i])
+		parts := []string{p.name}
+		if p.name == "provision" {
+			parts = []string{created, bound}
 		}
-		if p.name == "provision" { // binding continues after the volume exists, and belongs to the phase
+		var results []result
+		for _, part := range parts {
+			r := result{name: part}
 			for i := range n {
-				if _, err := done.wait(ctx, "bound "+name(i)); err != nil {
-					return fmt.Errorf("waiting for %s to be bound: %w", name(i), err)
+				at, err := done.wait(ctx, part+" "+name(i))
+				if err != nil {
+					return fmt.Errorf("%s: waiting for %s: %w%s", part, name(i), err, b.tails())
 				}
+				r.latencies = append(r.latencies, at.Sub(began[i]))
 			}
+			r.end = b.begin()
+			r.took = r.end.at.Sub(begin.at)
+			results = append(results, r)
 		}
-		took := time.Since(begin.at)
 		if tell == nil {
 			continue
 		}
 		if err := pause(ctx, settle); err != nil {
 			return err
 		}
-		tell(p.name, begin, took, latencies)
+		results[len(results)-1].end = b.begin()
+		for _, r := range results {
+			tell(begin, r)
+		}
 		stop()
 		b.profileMemory(ctx, p.name)
 	}
@@ -333,12 +349,12 @@ func (b *bench) watch(ctx context.Context, done *times) {
 	add(factory.Core().V1().PersistentVolumes().Informer(), func(obj any) {
 		if pv := obj.(*corev1.PersistentVolume); pv.Spec.ClaimRef != nil {
 			done.made(pv.Spec.ClaimRef.Name, pv.Name)
-			done.note("provision " + pv.Spec.ClaimRef.Name)
+			done.note(created + " " + pv.Spec.ClaimRef.Name)
 		}
 	}, func(obj any) { done.note("delete " + obj.(*corev1.PersistentVolume).Spec.ClaimRef.Name) })
 	add(factory.Core().V1().PersistentVolumeClaims().Informer(), func(obj any) {
 		if pvc := obj.(*corev1.PersistentVolumeClaim); pvc.Status.Phase == corev1.ClaimBound {
-			done.note("bound " + pvc.Name)
+			done.note(bound + " " + pvc.Name)
 		}
 		noteChanges(done, obj.(*corev1.PersistentVolumeClaim))
 	}, func(any) {})

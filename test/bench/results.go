@@ -55,22 +55,23 @@ func (p *phase) extend(begin time.Time, n int) {
 	}
 }
 
-// sample is the state of the counters at the begin of a phase.
+// sample is the state of the counters at a time.
 type sample struct {
-	at    time.Time
-	cpu   float64
-	api   float64 // CPU of kube-apiserver
-	etcd  float64
-	read  int64
-	audit int64
-	calls map[string]int
+	at       time.Time
+	cpu      float64
+	api      float64 // CPU of kube-apiserver
+	etcd     float64
+	resident int64
+	read     int64
+	audit    int64
+	calls    map[string]int
 }
 
 var csiMethods = []string{"CreateVolume", "ControllerPublishVolume", "ControllerUnpublishVolume", "DeleteVolume", "GetCapacity",
 	"ControllerExpandVolume", "ControllerModifyVolume", "CreateSnapshot", "DeleteSnapshot"}
 
 func (b *bench) begin() sample {
-	s := sample{at: time.Now(), calls: map[string]int{},
+	s := sample{at: time.Now(), calls: map[string]int{}, resident: b.memory("VmRSS:"),
 		api: cpuSeconds(b.cp.PID(kubetest.APIServer)), etcd: cpuSeconds(b.cp.PID(kubetest.Etcd))}
 	for _, pid := range b.pids {
 		s.cpu += cpuSeconds(pid)
@@ -86,23 +87,29 @@ func (b *bench) begin() sample {
 }
 
 func (b *bench) end(begin sample, name string, n int, took time.Duration, latencies []time.Duration) phase {
-	now := b.begin()
+	return b.between(begin, b.begin(), name, n, took, latencies)
+}
+
+// between returns the phase between two samples.
+func (b *bench) between(begin, end sample, name string, n int, took time.Duration, latencies []time.Duration) phase {
 	p := phase{
 		Name: name, Seconds: took.Seconds(), VolumesPerSecond: float64(n) / took.Seconds(),
-		CPUSeconds: now.cpu - begin.cpu, APIServerSeconds: now.api - begin.api, EtcdSeconds: now.etcd - begin.etcd,
-		BytesRead: now.read - begin.read,
-		Requests:  map[string]int{}, Calls: map[string]int{},
+		CPUSeconds: end.cpu - begin.cpu, APIServerSeconds: end.api - begin.api, EtcdSeconds: end.etcd - begin.etcd,
+		ResidentBytes: end.resident, BytesRead: end.read - begin.read,
+		Requests: map[string]int{}, Calls: map[string]int{},
 	}
 	if len(latencies) > 0 {
 		slices.Sort(latencies)
 		p.P50, p.P99 = latencies[len(latencies)/2].Seconds(), latencies[len(latencies)*99/100].Seconds()
 	}
-	p.ResidentBytes = b.memory("VmRSS:")
 	records, err := b.cp.AuditSince(begin.audit, "")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench: reading the audit log:", err)
 	}
 	for _, r := range records {
+		if r.Answered.After(end.at) {
+			continue
+		}
 		if r.Object.Resource != "" && !ofControlPlane(r.UserAgent) && (r.Verb != "watch" || r.Stage == "ResponseStarted") {
 			p.Requests[r.Verb+" "+r.Resource()]++
 			if r.Object.Resource != "leases" && r.Answered.After(p.last) {
@@ -110,7 +117,7 @@ func (b *bench) end(begin sample, name string, n int, took time.Duration, latenc
 			}
 		}
 	}
-	for m, count := range now.calls {
+	for m, count := range end.calls {
 		if c := count - begin.calls[m]; c > 0 {
 			p.Calls[m] = c
 		}
@@ -168,10 +175,13 @@ func field(file, word string) int64 {
 	return 0
 }
 
-// life returns the sum of the phases.
+// life returns the sum of the phases. The phase bound contains the phase created.
 func (r *results) life() phase {
 	whole := phase{Name: "whole life", Requests: map[string]int{}}
 	for _, p := range r.Phases {
+		if p.Name == created {
+			continue
+		}
 		whole.Seconds += p.Seconds
 		whole.CPUSeconds += p.CPUSeconds
 		whole.APIServerSeconds += p.APIServerSeconds

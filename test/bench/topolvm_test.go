@@ -86,7 +86,7 @@ func BenchmarkTopolvm(t *testing.B) {
 	if t.Failed() {
 		return
 	}
-	table := fmt.Sprintf("%s\n%s. %s, Kubernetes %s, %s.\n", topolvmTable(loads), strings.ReplaceAll(versions.Versions, " and ", ", "),
+	table := fmt.Sprintf("%s\n%s. %s, Kubernetes %s, %s.\n", topolvmTable(loads), versions.Versions,
 		time.Now().UTC().Format(time.DateOnly), kubernetes.Kubernetes, machine())
 	fmt.Fprintln(os.Stderr, table)
 	if os.Getenv("UPDATE") == "" {
@@ -221,9 +221,8 @@ func (b *topolvmBench) story() {
 	}, b.expanded)
 	b.phase("snapshot", b.volumes, func() {
 		for _, pv := range b.persistentVolumes() {
-			snapshot := content(b.driver, pv.Spec.ClaimRef.Name, &pv)
-			snapshot.SetFinalizers([]string{"snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"})
-			_, err := b.dynamic().Resource(contents).Create(b.t.Context(), snapshot, metav1.CreateOptions{})
+			_, err := b.dynamic().Resource(contents).Create(b.t.Context(), content(b.driver, pv.Spec.ClaimRef.Name, &pv),
+				metav1.CreateOptions{})
 			b.must(err)
 		}
 	}, b.snapshots(b.volumes))
@@ -231,7 +230,7 @@ func (b *topolvmBench) story() {
 	b.phase("delete the snapshot", b.volumes, func() {
 		for _, a := range b.changes(newTimes(), func(i int) string { return fmt.Sprintf("data-web-%d", i) }) {
 			for i := range b.volumes {
-				if a.name == "unsnapshot" {
+				if a.name == "delete-snapshot" {
 					b.must(a.do(b.t.Context(), i))
 				}
 			}

@@ -185,7 +185,8 @@ var confined = map[string][]string{
 	"github.com/rogpeppe/":    {"internal/tools/migrate"},
 	"google.golang.org/grpc": {
 		"internal/tools/audit", "csiclient", "csiclient/csitest", "internal/looptest", "provisioner", "attacher",
-		"capacity", "resizer", "snapshotter", "test/hostdriver", "test/simulation", "topolvm", "internal/app", "internal/pressure",
+		"capacity", "resizer", "snapshotter", "test/bench", "test/hostdriver", "test/simulation", "topolvm", "internal/app",
+		"internal/pressure",
 	},
 	"k8s.io/client-go": {
 		"cmd/storage-controller", "election", "metrics", "internal/app", "internal/tools/apiread", "internal/tools/audit",
