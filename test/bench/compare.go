@@ -26,9 +26,10 @@ type compareOptions struct {
 	memory  []int // volumes of the driver
 	foreign int   // volumes of other drivers for which memory is measured
 	// detaches are pending while the time of attaches is measured
-	detaches int
-	failover int // volumes of the driver
-	page     string
+	detaches  int
+	throttled int // claims of a driver that throttles
+	failover  int // volumes of the driver
+	page      string
 }
 
 // numbers parses a list of positive numbers and sorts them. An empty list is valid.
@@ -103,6 +104,7 @@ type comparison struct {
 	Changes    [][2]*results `json:"changes"`
 	Footprints []footprint   `json:"footprints"`
 	Pressure   *pressure     `json:"pressure"`
+	Throttled  *throttled    `json:"throttled"`
 	Failover   *failover     `json:"failover"`
 }
 
@@ -157,6 +159,12 @@ func (c *comparison) sections(ctx context.Context, o options) []func() error {
 			if o.compare.detaches > 0 {
 				load := backlog{detaches: o.compare.detaches, nodes: 200, attaches: 60, each: 10 * time.Second, every: time.Second}
 				c.Pressure, err = measurePressure(ctx, o, c.Sides, load)
+			}
+			return err
+		},
+		func() (err error) {
+			if o.compare.throttled > 0 {
+				c.Throttled, err = measureThrottled(ctx, o, c.Sides, o.compare.throttled)
 			}
 			return err
 		},

@@ -45,6 +45,7 @@ func compared() *comparison {
 		},
 		Pressure: &pressure{Detaches: 2000, Nodes: 200, Attaches: 60, Each: "10s", Every: "1s",
 			Sides: [2]waiting{{170, 197, 198, 9.8}, {0.02, 0.04, 0.05, 9.7}}},
+		Throttled: &throttled{Claims: 100, Sides: [2]creation{{80, 480, 1000, 470.5}, {100, 51, 90, 5}}},
 		Failover: &failover{Volumes: 20000, Claims: 10, Lease: "15s", Takeover: [2]takeover{
 			{Term: []float64{20, 16, 18}, Kill: []float64{19, 21, 20}}, {Term: []float64{0.5, 0.25, 0.75}, Kill: []float64{15.5}}}},
 	}
@@ -131,6 +132,16 @@ func TestPressure(t *testing.T) {
 	}
 }
 
+func TestThrottled(t *testing.T) {
+	text := compared().throttled()
+	for _, want := range []string{"100 claims at once", "2 CreateVolume calls per second", "csi-provisioner v6.3.0",
+		"| sidecars | 80 | 480 | 0.17 | 1000 | 471 |\n| storage-controller | 100 | 51.0 | 1.96 | 90 | 5.00 |\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
 func TestFailover(t *testing.T) {
 	text := compared().failover()
 	for _, want := range []string{
@@ -159,7 +170,7 @@ func TestWritePage(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.md")
 	text := "before\n<!-- comparison: begin -->\nold\n<!-- comparison: end -->\nbetween\n" +
 		"<!-- memory: begin -->\nkept\n<!-- memory: end -->\nafter\n<!-- pressure: begin -->\nolder\n<!-- pressure: end -->\n" +
-		"<!-- changes: begin -->\nchanges\n<!-- changes: end -->\n<!-- failover: begin -->\nfailover\n<!-- failover: end -->\n"
+		"<!-- changes: begin -->\nchanges\n<!-- changes: end -->\n<!-- throttled: begin -->\nthrottled\n<!-- throttled: end -->\n<!-- failover: begin -->\nfailover\n<!-- failover: end -->\n"
 	if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +183,7 @@ func TestWritePage(t *testing.T) {
 	}
 	got, err := os.ReadFile(page)
 	if want := strings.NewReplacer("old\n", c.rates(), "older\n", c.pressure(), "\nchanges\n", "\n"+c.changes(),
-		"\nfailover\n", "\n"+c.failover()).Replace(text); err != nil || string(got) != want {
+		"\nthrottled\n", "\n"+c.throttled(), "\nfailover\n", "\n"+c.failover()).Replace(text); err != nil || string(got) != want {
 		t.Errorf("%v, got\n%s\nwant\n%s", err, got, want)
 	}
 	if err := os.WriteFile(page, []byte("no markers"), 0o644); err != nil {
@@ -219,7 +230,7 @@ func TestNoForeignVolumes(t *testing.T) {
 	if err := o.validate(); err != nil {
 		t.Error(err)
 	}
-	for _, n := range []*int{&o.compare.foreign, &o.compare.pairs, &o.compare.changes, &o.compare.detaches, &o.compare.failover} {
+	for _, n := range []*int{&o.compare.foreign, &o.compare.pairs, &o.compare.changes, &o.compare.detaches, &o.compare.throttled, &o.compare.failover} {
 		*n = -1
 		if err := o.validate(); err == nil {
 			t.Error("a negative number is valid")

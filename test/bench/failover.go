@@ -65,12 +65,7 @@ func measureFailover(ctx context.Context, o options, sides [2]side, in cluster) 
 	}); err != nil {
 		return nil, err
 	}
-	if err := each(ctx, in.claims, func(ctx context.Context, i int) error {
-		pvc := claim(fmt.Sprintf("waiting-%d", i))
-		pvc.Annotations = map[string]string{annProvisioner: b.driver}
-		_, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, pvc, metav1.CreateOptions{})
-		return err
-	}); err != nil {
+	if err := b.claims(ctx, in.claims); err != nil {
 		return nil, err
 	}
 	f := &failover{Volumes: in.volumes, Claims: in.claims, Lease: leaseDuration.String()}
@@ -81,6 +76,16 @@ func measureFailover(ctx context.Context, o options, sides [2]side, in cluster) 
 		}
 	}
 	return f, nil
+}
+
+// claims creates claims that wait for a volume of the driver.
+func (b *bench) claims(ctx context.Context, n int) error {
+	return each(ctx, n, func(ctx context.Context, i int) error {
+		pvc := claim(fmt.Sprintf("waiting-%d", i))
+		pvc.Annotations = map[string]string{annProvisioner: b.driver}
+		_, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, pvc, metav1.CreateOptions{})
+		return err
+	})
 }
 
 // takeovers measures one side. The standby of a round is the leader of the next one.

@@ -133,6 +133,7 @@ func (o *options) compareFlags() {
 		"0 measures none")
 	flag.IntVar(&o.compare.detaches, "detaches", 2000, "with --compare: pending detaches beside which attaches are measured; "+
 		"0 measures none")
+	flag.IntVar(&o.compare.throttled, "throttled", 100, "with --compare: claims of a driver that throttles; 0 measures none")
 	flag.IntVar(&o.compare.failover, "failover", 20000, "with --compare: the driver's own volumes for which the failover is measured; "+
 		"0 measures none")
 	flag.StringVar(&o.compare.page, "page", "docs/benchmark.md", "with --compare: page whose tables are written; empty for none")
@@ -154,7 +155,7 @@ func (o *options) validate() error {
 		}
 	}
 	if o.comparing && (o.publishing || o.sidecars != nil || o.driverSocket != "" || min(o.compare.pairs, o.compare.changes,
-		o.compare.foreign, o.compare.detaches, o.compare.failover) < 0) {
+		o.compare.foreign, o.compare.detaches, o.compare.throttled, o.compare.failover) < 0) {
 		return errors.New("--compare has its own sidecars and driver, and no number may be negative")
 	}
 	if flag.NArg() > 0 || o.volumes < 1 || o.nodes < 1 || o.foreign < 0 || (o.driverSocket == "") != (o.driverName == "") {

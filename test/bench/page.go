@@ -34,7 +34,7 @@ func readPage(page string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, part := range []string{"comparison", "changes", "memory", "pressure", "failover"} {
+	for _, part := range []string{"comparison", "changes", "memory", "pressure", "throttled", "failover"} {
 		if _, err := replacePart(string(data), part, ""); err != nil {
 			return "", fmt.Errorf("%s: %w", page, err)
 		}
@@ -75,6 +75,9 @@ func (c *comparison) parts() map[string]string {
 	}
 	if c.Pressure != nil {
 		parts["pressure"] = c.pressure()
+	}
+	if c.Throttled != nil {
+		parts["throttled"] = c.throttled()
 	}
 	if c.Failover != nil {
 		parts["failover"] = c.failover()
