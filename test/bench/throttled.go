@@ -23,7 +23,7 @@ const (
 	throttledRate    = 2
 	throttledTimeout = 5 * time.Second
 	// throttledLimit ends the measurement of a side.
-	throttledLimit = 8 * time.Minute
+	throttledLimit = 5 * time.Minute
 )
 
 // throttled is the result of both sides with a driver that throttles.
