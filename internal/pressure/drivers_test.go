@@ -192,7 +192,7 @@ func drive(gate *Gate, driver model, l load, expected int) outcome {
 
 // call is an attempt of a worker with one call.
 func call(gate *Gate, timeout time.Duration, group string, answer func(context.Context) error) error {
-	ctx, end := Attempt(WithGate(context.Background(), gate))
+	ctx, end := Attempt(WithGate(context.Background(), gate), context.Background())
 	defer end()
 	err := Enter(ctx, "CreateVolume", group)
 	if errors.Is(err, election.ErrOldRead) {

@@ -69,8 +69,8 @@ type permit struct {
 	granted chan struct{}
 }
 
-// acquire waits until a call may run. waited is false if it did not have to wait.
-func (l *limiter) acquire(ctx context.Context, group string) (p *permit, waited bool, err error) {
+// acquire waits until a call may run, or until one of the contexts ends. waited is false if it did not have to wait.
+func (l *limiter) acquire(ctx, until context.Context, group string) (p *permit, waited bool, err error) {
 	p = &permit{limiter: l, group: group, granted: make(chan struct{})}
 	l.mu.Lock()
 	l.waiting = append(l.waiting, p)
@@ -81,20 +81,28 @@ func (l *limiter) acquire(ctx context.Context, group string) (p *permit, waited 
 		return p, false, nil
 	default:
 	}
+	ended := ctx
 	select {
 	case <-p.granted:
 		return p, true, nil
+	case <-until.Done():
+		ended = until
 	case <-ctx.Done():
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if i := slices.Index(l.waiting, p); i >= 0 {
-			l.waiting = slices.Delete(l.waiting, i, i+1)
-			l.changed(l, l.limit)
-		} else {
-			l.release()
-		}
-		return nil, true, fmt.Errorf("waiting for other calls of %s to end: %w", l.method, context.Cause(ctx))
 	}
+	l.abandon(p)
+	return nil, true, fmt.Errorf("waiting for other calls of %s to end: %w", l.method, context.Cause(ended))
+}
+
+// abandon ends the wait for p, or p if it was granted at this moment.
+func (l *limiter) abandon(p *permit) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.Index(l.waiting, p); i >= 0 {
+		l.waiting = slices.Delete(l.waiting, i, i+1)
+		l.changed(l, l.limit)
+		return
+	}
+	l.release()
 }
 
 // admit grants permits to the first that wait. It must be called with the lock held.

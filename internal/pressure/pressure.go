@@ -61,18 +61,20 @@ func WithGate(ctx context.Context, g *Gate) context.Context {
 // attempt is the attempt of a worker, which makes one call at a time.
 type attempt struct {
 	gate   *Gate
-	permit *permit // nil: none
+	until  context.Context // no wait outlasts it
+	permit *permit         // nil: none
 }
 
 type attemptKey struct{}
 
-// Attempt returns the context of an attempt whose calls the gate of ctx limits. Call end after it.
-func Attempt(ctx context.Context) (_ context.Context, end func()) {
+// Attempt returns the context of an attempt whose calls the gate of ctx limits. Call end after it. At the end of until, which may be before
+// that of ctx, an attempt that waits fails, so that no call is started while the process shuts down.
+func Attempt(ctx, until context.Context) (_ context.Context, end func()) {
 	g, _ := ctx.Value(gateKey{}).(*Gate)
 	if g == nil {
 		return ctx, func() {}
 	}
-	a := &attempt{gate: g}
+	a := &attempt{gate: g, until: until}
 	return context.WithValue(ctx, attemptKey{}, a), a.drop
 }
 
@@ -97,7 +99,7 @@ func Enter(ctx context.Context, method, group string) error {
 		return nil
 	}
 	a.drop()
-	p, waited, err := l.acquire(ctx, group)
+	p, waited, err := l.acquire(ctx, a.until, group)
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ func blocked(t *testing.T, ctx context.Context, want bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	other, end := Attempt(ctx)
+	other, end := Attempt(ctx, ctx)
 	defer end()
 	err := Enter(other, method, "other")
 	if got := errors.Is(err, context.DeadlineExceeded); got != want {
@@ -82,7 +82,7 @@ func TestEnter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				_, ctx := limitedGate()
-				attempt, end := Attempt(ctx)
+				attempt, end := Attempt(ctx, ctx)
 				test.attempt(t, attempt)
 				blocked(t, ctx, test.blocks)
 				end()
@@ -96,14 +96,14 @@ func TestEnter(t *testing.T) {
 func TestWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, ctx := limitedGate()
-		first, end := Attempt(ctx)
+		first, end := Attempt(ctx, ctx)
 		if err := Enter(first, method, "a"); err != nil {
 			t.Fatal(err)
 		}
 		var order []string
 		for _, group := range []string{"a", "a", "b", "a", "c", "b"} {
 			go func() {
-				attempt, end := Attempt(ctx)
+				attempt, end := Attempt(ctx, ctx)
 				defer end()
 				if err := Enter(attempt, method, group); !errors.Is(err, election.ErrOldRead) {
 					t.Errorf("after waiting: %v", err)
@@ -117,7 +117,7 @@ func TestWait(t *testing.T) {
 		}
 		canceled, cancel := context.WithCancelCause(ctx)
 		go func() {
-			attempt, end := Attempt(canceled)
+			attempt, end := Attempt(canceled, canceled)
 			defer end()
 			err := Enter(attempt, method, "d")
 			if !errors.Is(err, election.ErrLost) || !strings.Contains(err.Error(), method) {
