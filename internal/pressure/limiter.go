@@ -108,14 +108,27 @@ func (l *limiter) abandon(p *permit) {
 // admit grants permits to the first that wait. It must be called with the lock held.
 func (l *limiter) admit() {
 	for len(l.waiting) > 0 && (l.limit == 0 || l.running < l.limit) {
-		p := l.next()
-		l.run(1)
-		l.round.peak = max(l.round.peak, l.running)
-		l.round.permits++
-		p.round, p.warm, p.alone = l.round.number, l.limit == 0 || l.round.permits > l.limit, l.running <= 2
-		close(p.granted)
+		l.grant(l.next())
 	}
 	l.changed(l, l.limit)
+}
+
+// grant grants p. It must be called with the lock held.
+func (l *limiter) grant(p *permit) {
+	l.run(1)
+	l.round.peak = max(l.round.peak, l.running)
+	l.round.permits++
+	p.round, p.warm, p.alone = l.round.number, l.limit == 0 || l.round.permits > l.limit, l.running <= 2
+	close(p.granted)
+}
+
+// exceed returns a permit that did not wait, although more calls than the limit may run until one of them ends.
+func (l *limiter) exceed(group string) *permit {
+	p := &permit{limiter: l, group: group, granted: make(chan struct{})}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.grant(p)
+	return p
 }
 
 // next removes the first permit of the group whose turn it is.

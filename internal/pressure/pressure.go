@@ -63,6 +63,7 @@ type attempt struct {
 	gate   *Gate
 	until  context.Context // no wait outlasts it
 	permit *permit         // nil: none
+	called bool            // a call that had a permit has ended
 }
 
 type attemptKey struct{}
@@ -88,7 +89,8 @@ func (a *attempt) drop() {
 
 // Enter waits until the driver may get the next call of method, such as CreateVolume. The call follows with a context of ctx. If it
 // had to wait, Enter returns [election.ErrOldRead]: the caller reads and decides again in the same attempt, for which the place is
-// kept. group names what calls have in common whose trouble is not that of the driver, such as their StorageClass or node.
+// kept. After its first call, an attempt does not wait: it may lose what it knows of that call when it decides again, and repeat it.
+// group names what calls have in common whose trouble is not that of the driver, such as their StorageClass or node.
 func Enter(ctx context.Context, method, group string) error {
 	a, limited := ctx.Value(attemptKey{}).(*attempt)
 	if !limited {
@@ -99,6 +101,10 @@ func Enter(ctx context.Context, method, group string) error {
 		return nil
 	}
 	a.drop()
+	if a.called {
+		a.permit = l.exceed(group)
+		return nil
+	}
 	p, waited, err := l.acquire(ctx, a.until, group)
 	if err != nil {
 		return err
@@ -125,7 +131,7 @@ func Intercept(
 	}
 	err := invoke(ctx, method, request, response, conn, opts...)
 	a.permit.end(time.Since(began), budget, err) // after a panic, the end of the attempt cancels it
-	a.permit = nil
+	a.permit, a.called = nil, true
 	return err
 }
 

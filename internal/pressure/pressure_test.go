@@ -92,6 +92,34 @@ func TestEnter(t *testing.T) {
 	}
 }
 
+// TestSecondCall: after its first call, an attempt does not wait, and others wait for both.
+func TestSecondCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := limitedGate()
+		attempt, end := Attempt(ctx, ctx)
+		defer end()
+		answer := func() {
+			_ = Intercept(attempt, "/csi.v1.Controller/"+method, nil, nil, nil,
+				func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return nil })
+		}
+		if err := Enter(attempt, method, "a"); err != nil {
+			t.Fatal(err)
+		}
+		answer()
+		other, endOther := Attempt(ctx, ctx)
+		if err := Enter(other, method, "a"); err != nil {
+			t.Fatal(err)
+		}
+		if err := Enter(attempt, method, "a"); err != nil {
+			t.Errorf("a second call waits: %v", err)
+		}
+		endOther()
+		blocked(t, ctx, true)
+		answer()
+		blocked(t, ctx, false)
+	})
+}
+
 // TestWait: an attempt that has waited decides again, and groups take turns.
 func TestWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
