@@ -57,7 +57,10 @@ type round struct {
 }
 
 // tally counts the calls of a group, such as a StorageClass.
-type tally struct{ calls, bad int }
+type tally struct {
+	calls, bad int
+	took       time.Duration
+}
 
 // permit is the right to one call.
 type permit struct {
@@ -207,6 +210,7 @@ func (r *round) count(group string, took, budget time.Duration, err error) {
 	r.took += took
 	r.budget += budget
 	t.calls++
+	t.took += took
 	switch {
 	case err == nil:
 		r.ok++
@@ -230,7 +234,7 @@ func (l *limiter) decide() {
 	before := l.limit
 	limit, reason := l.search.next(result{
 		limit: l.limit, peak: r.peak, rate: r.rate(elapsed), good: 1 - float64(r.bad)/float64(r.calls),
-		throttled: r.throttled(), mean: r.took / calls, budget: r.budget / calls, waiting: len(l.waiting) > 0,
+		throttled: r.throttled(), mean: r.typical(), budget: r.budget / calls, waiting: len(l.waiting) > 0,
 	}, now)
 	l.limit = limit
 	if reason != "" {
@@ -264,6 +268,17 @@ func (r *round) throttled() string {
 		return ""
 	}
 	return fmt.Sprintf("%d of %d calls were throttled or timed out: %s", r.bad, r.calls, r.last)
+}
+
+// typical returns the median of the groups' mean durations of a call, the lower one of two: the trouble of one StorageClass or one node is
+// none of the driver.
+func (r *round) typical() time.Duration {
+	var means []time.Duration
+	for _, t := range r.byGroups {
+		means = append(means, t.took/time.Duration(t.calls))
+	}
+	slices.Sort(means)
+	return means[(len(means)-1)/2]
 }
 
 // throttleWords are parts of the errors with which clouds throttle, in lower case. Drivers return them with various codes.
