@@ -270,6 +270,7 @@ func TestUnlimited(t *testing.T) {
 	}{
 		"answers only repeated calls":          {repeated, load{400, 15 * time.Second, oneGroup, 0}, 400, true, 8 * time.Minute},
 		"hangs for one of two classes":         {hanging, load{200, 15 * time.Second, halves, 0}, 100, false, 20 * time.Second},
+		"restarts during slow calls":           {restarting, load{300, 10 * time.Minute, oneGroup, 0}, 300, false, 15 * time.Minute},
 		"most calls are of a class that hangs": {hangingMost, load{200, 15 * time.Second, most, 0}, 20, false, time.Minute},
 		"fails for a reason of its own":        {failing, load{100, 15 * time.Second, oneGroup, 0}, 100, false, time.Minute},
 		"hangs, but gets few calls":            {hanging, load{7, 15 * time.Second, oneGroup, 0}, 3, false, 2 * time.Second},
@@ -300,6 +301,15 @@ func hangingMost(ctx context.Context, claim, _ int) error {
 		return takes(ctx, time.Hour)
 	}
 	return takes(ctx, time.Second)
+}
+
+// restarting takes two minutes for a call. Its first calls end with a restart of the driver.
+func restarting(ctx context.Context, claim, attempt int) error {
+	if claim < workers && attempt == 1 {
+		_ = takes(ctx, time.Minute)
+		return status.Error(codes.Unavailable, "error reading from server: EOF")
+	}
+	return takes(ctx, 2*time.Minute)
 }
 
 // failing answers the third attempt.

@@ -285,10 +285,11 @@ func (r *round) typical() time.Duration {
 var throttleWords = []string{"throttl", "rate limit", "ratelimit", "request limit", "requestlimitexceeded", "too many requests",
 	"toomanyrequests", "slow down", "slowdown"}
 
-// isOverload reports whether err may mean that the driver has too many calls.
+// isOverload reports whether err may mean that the driver has too many calls. Unavailable alone does not: a restart of the driver ends
+// all calls with it.
 func isOverload(err error) bool {
 	switch status.Code(err) {
-	case codes.DeadlineExceeded, codes.ResourceExhausted, codes.Unavailable:
+	case codes.DeadlineExceeded, codes.ResourceExhausted:
 		return true
 	}
 	text := strings.ToLower(status.Convert(err).Message())

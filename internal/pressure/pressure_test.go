@@ -181,6 +181,8 @@ func TestIsOverload(t *testing.T) {
 		status.Error(codes.Internal, "StatusCode=429 -- TooManyRequests"):                    true,
 		status.Error(codes.Aborted, "An operation with the given volume key already exists"): false,
 		status.Error(codes.Aborted, "throttled by client-side rate limiter"):                 true,
+		status.Error(codes.Unavailable, "error reading from server: EOF"):                    false,
+		status.Error(codes.Unavailable, "throttling: rate exceeded"):                         true,
 		status.Error(codes.InvalidArgument, "no such type"):                                  false,
 		errors.New("no gRPC status"):                                                         false,
 	} {
