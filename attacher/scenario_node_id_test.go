@@ -18,6 +18,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
 	"github.com/storage-controller/storage-controller/internal/kubetest"
@@ -287,4 +288,54 @@ func TestAttacherScenarioSecondNode(t *testing.T) {
 		f.patchAttachment("va1", `{"metadata":{"finalizers":null}}`)
 		f.untilOf("va2", "is attached", isAttached)
 	})
+}
+
+// A detach calls the driver for two node IDs. It does not repeat the first call because the second one has to wait for other calls.
+func TestNodeIDsWithLimit(t *testing.T) {
+	f := newFixture(t, csitest.Config{}, nil)
+	f.FirstLimit = 1
+	f.node("id-1")
+	f.start()
+	onNode2 := f.otherNode()
+	others := []string{"first", "last"}
+	for _, name := range others {
+		f.volume(func(pv *corev1.PersistentVolume) {
+			pv.Name, pv.Spec.CSI.VolumeHandle = f.Unique(name), f.Plugin.AddVolume(name, 1<<30)
+		})
+		f.attach(name, func(va *storagev1.VolumeAttachment) {
+			onNode2(va)
+			va.Spec.Source.PersistentVolumeName = ptr.To(f.Unique(name))
+		})
+		f.untilOf(name, "is attached", isAttached)
+	}
+	changed := make(chan struct{})
+	f.Plugin.Next(publish, func(ctx context.Context, p *csitest.Plugin, request any, do func() (any, error)) (any, error) {
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		return csitest.DoAndFail(codes.DeadlineExceeded, "slow")(ctx, p, request, do)
+	})
+	f.volume(withModes(rwx))
+	f.attach("va1", nil)
+	f.Wait(publish, 3)
+	f.nodeID("new")
+	close(changed)
+	f.until("is attached", isAttached)
+	before := f.nodes()
+	f.Plugin.Next(unpublish, csitest.Hang())
+	f.detach("first")
+	f.Wait(unpublish, 1)
+	f.detach("va1")
+	f.Waits("ControllerUnpublishVolume", 1)
+	f.detach("last")
+	f.Waits("ControllerUnpublishVolume", 2)
+	f.Plugin.Release()
+	for _, name := range append(others, "va1") {
+		f.untilOf(name, "is deleted", isDeleted)
+	}
+	f.nothingIsPublished()
+	if calls := strings.TrimPrefix(f.nodes(), before); strings.Count(calls, "Unpublish id-1") != 1 {
+		t.Errorf("calls%s, want one for each node ID of va1", calls)
+	}
 }

@@ -192,7 +192,7 @@ func drive(gate *Gate, driver model, l load, expected int) outcome {
 
 // call is an attempt of a worker with one call.
 func call(gate *Gate, timeout time.Duration, group string, answer func(context.Context) error) error {
-	ctx, end := Attempt(WithGate(context.Background(), gate))
+	ctx, end := Attempt(WithGate(context.Background(), gate), context.Background())
 	defer end()
 	err := Enter(ctx, "CreateVolume", group)
 	if errors.Is(err, election.ErrOldRead) {
@@ -268,10 +268,12 @@ func TestUnlimited(t *testing.T) {
 		limited  bool
 		within   time.Duration
 	}{
-		"answers only repeated calls":   {repeated, load{400, 15 * time.Second, oneGroup, 0}, 400, true, 8 * time.Minute},
-		"hangs for one of two classes":  {hanging, load{200, 15 * time.Second, halves, 0}, 100, false, 20 * time.Second},
-		"fails for a reason of its own": {failing, load{100, 15 * time.Second, oneGroup, 0}, 100, false, time.Minute},
-		"hangs, but gets few calls":     {hanging, load{7, 15 * time.Second, oneGroup, 0}, 3, false, 2 * time.Second},
+		"answers only repeated calls":          {repeated, load{400, 15 * time.Second, oneGroup, 0}, 400, true, 8 * time.Minute},
+		"hangs for one of two classes":         {hanging, load{200, 15 * time.Second, halves, 0}, 100, false, 20 * time.Second},
+		"restarts during slow calls":           {restarting, load{300, 10 * time.Minute, oneGroup, 0}, 300, false, 15 * time.Minute},
+		"most calls are of a class that hangs": {hangingMost, load{200, 15 * time.Second, most, 0}, 20, false, time.Minute},
+		"fails for a reason of its own":        {failing, load{100, 15 * time.Second, oneGroup, 0}, 100, false, time.Minute},
+		"hangs, but gets few calls":            {hanging, load{7, 15 * time.Second, oneGroup, 0}, 3, false, 2 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -289,6 +291,26 @@ func TestUnlimited(t *testing.T) {
 
 // halves returns the class of every second claim.
 func halves(claim int) string { return fmt.Sprint(claim % 2) }
+
+// most returns the class of claims of which nine of ten are of the same one.
+func most(claim int) string { return fmt.Sprint(claim%10 == 0) }
+
+// hangingMost never answers calls for the class of most claims.
+func hangingMost(ctx context.Context, claim, _ int) error {
+	if claim%10 != 0 {
+		return takes(ctx, time.Hour)
+	}
+	return takes(ctx, time.Second)
+}
+
+// restarting takes two minutes for a call. Its first calls end with a restart of the driver.
+func restarting(ctx context.Context, claim, attempt int) error {
+	if claim < workers && attempt == 1 {
+		_ = takes(ctx, time.Minute)
+		return status.Error(codes.Unavailable, "error reading from server: EOF")
+	}
+	return takes(ctx, 2*time.Minute)
+}
 
 // failing answers the third attempt.
 func failing(ctx context.Context, _, attempt int) error {

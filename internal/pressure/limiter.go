@@ -57,7 +57,10 @@ type round struct {
 }
 
 // tally counts the calls of a group, such as a StorageClass.
-type tally struct{ calls, bad int }
+type tally struct {
+	calls, bad int
+	took       time.Duration
+}
 
 // permit is the right to one call.
 type permit struct {
@@ -69,8 +72,8 @@ type permit struct {
 	granted chan struct{}
 }
 
-// acquire waits until a call may run. waited is false if it did not have to wait.
-func (l *limiter) acquire(ctx context.Context, group string) (p *permit, waited bool, err error) {
+// acquire waits until a call may run, or until one of the contexts ends. waited is false if it did not have to wait.
+func (l *limiter) acquire(ctx, until context.Context, group string) (p *permit, waited bool, err error) {
 	p = &permit{limiter: l, group: group, granted: make(chan struct{})}
 	l.mu.Lock()
 	l.waiting = append(l.waiting, p)
@@ -81,33 +84,54 @@ func (l *limiter) acquire(ctx context.Context, group string) (p *permit, waited 
 		return p, false, nil
 	default:
 	}
+	ended := ctx
 	select {
 	case <-p.granted:
 		return p, true, nil
+	case <-until.Done():
+		ended = until
 	case <-ctx.Done():
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if i := slices.Index(l.waiting, p); i >= 0 {
-			l.waiting = slices.Delete(l.waiting, i, i+1)
-			l.changed(l, l.limit)
-		} else {
-			l.release()
-		}
-		return nil, true, fmt.Errorf("waiting for other calls of %s to end: %w", l.method, context.Cause(ctx))
 	}
+	l.abandon(p)
+	return nil, true, fmt.Errorf("waiting for other calls of %s to end: %w", l.method, context.Cause(ended))
+}
+
+// abandon ends the wait for p, or p if it was granted at this moment.
+func (l *limiter) abandon(p *permit) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.Index(l.waiting, p); i >= 0 {
+		l.waiting = slices.Delete(l.waiting, i, i+1)
+		l.changed(l, l.limit)
+		return
+	}
+	l.release()
 }
 
 // admit grants permits to the first that wait. It must be called with the lock held.
 func (l *limiter) admit() {
 	for len(l.waiting) > 0 && (l.limit == 0 || l.running < l.limit) {
-		p := l.next()
-		l.run(1)
-		l.round.peak = max(l.round.peak, l.running)
-		l.round.permits++
-		p.round, p.warm, p.alone = l.round.number, l.limit == 0 || l.round.permits > l.limit, l.running <= 2
-		close(p.granted)
+		l.grant(l.next())
 	}
 	l.changed(l, l.limit)
+}
+
+// grant grants p. It must be called with the lock held.
+func (l *limiter) grant(p *permit) {
+	l.run(1)
+	l.round.peak = max(l.round.peak, l.running)
+	l.round.permits++
+	p.round, p.warm, p.alone = l.round.number, l.limit == 0 || l.round.permits > l.limit, l.running <= 2
+	close(p.granted)
+}
+
+// exceed returns a permit that did not wait, although more calls than the limit may run until one of them ends.
+func (l *limiter) exceed(group string) *permit {
+	p := &permit{limiter: l, group: group, granted: make(chan struct{})}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.grant(p)
+	return p
 }
 
 // next removes the first permit of the group whose turn it is.
@@ -186,6 +210,7 @@ func (r *round) count(group string, took, budget time.Duration, err error) {
 	r.took += took
 	r.budget += budget
 	t.calls++
+	t.took += took
 	switch {
 	case err == nil:
 		r.ok++
@@ -209,7 +234,7 @@ func (l *limiter) decide() {
 	before := l.limit
 	limit, reason := l.search.next(result{
 		limit: l.limit, peak: r.peak, rate: r.rate(elapsed), good: 1 - float64(r.bad)/float64(r.calls),
-		throttled: r.throttled(), mean: r.took / calls, budget: r.budget / calls, waiting: len(l.waiting) > 0,
+		throttled: r.throttled(), mean: r.typical(), budget: r.budget / calls, waiting: len(l.waiting) > 0,
 	}, now)
 	l.limit = limit
 	if reason != "" {
@@ -245,14 +270,26 @@ func (r *round) throttled() string {
 	return fmt.Sprintf("%d of %d calls were throttled or timed out: %s", r.bad, r.calls, r.last)
 }
 
+// typical returns the median of the groups' mean durations of a call, the lower one of two: the trouble of one StorageClass or one node is
+// none of the driver.
+func (r *round) typical() time.Duration {
+	var means []time.Duration
+	for _, t := range r.byGroups {
+		means = append(means, t.took/time.Duration(t.calls))
+	}
+	slices.Sort(means)
+	return means[(len(means)-1)/2]
+}
+
 // throttleWords are parts of the errors with which clouds throttle, in lower case. Drivers return them with various codes.
 var throttleWords = []string{"throttl", "rate limit", "ratelimit", "request limit", "requestlimitexceeded", "too many requests",
 	"toomanyrequests", "slow down", "slowdown"}
 
-// isOverload reports whether err may mean that the driver has too many calls.
+// isOverload reports whether err may mean that the driver has too many calls. Unavailable alone does not: a restart of the driver ends
+// all calls with it.
 func isOverload(err error) bool {
 	switch status.Code(err) {
-	case codes.DeadlineExceeded, codes.ResourceExhausted, codes.Unavailable:
+	case codes.DeadlineExceeded, codes.ResourceExhausted:
 		return true
 	}
 	text := strings.ToLower(status.Convert(err).Message())

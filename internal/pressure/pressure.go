@@ -61,18 +61,21 @@ func WithGate(ctx context.Context, g *Gate) context.Context {
 // attempt is the attempt of a worker, which makes one call at a time.
 type attempt struct {
 	gate   *Gate
-	permit *permit // nil: none
+	until  context.Context // no wait outlasts it
+	permit *permit         // nil: none
+	called bool            // a call that had a permit has ended
 }
 
 type attemptKey struct{}
 
-// Attempt returns the context of an attempt whose calls the gate of ctx limits. Call end after it.
-func Attempt(ctx context.Context) (_ context.Context, end func()) {
+// Attempt returns the context of an attempt whose calls the gate of ctx limits. Call end after it. At the end of until, which may be before
+// that of ctx, an attempt that waits fails, so that no call is started while the process shuts down.
+func Attempt(ctx, until context.Context) (_ context.Context, end func()) {
 	g, _ := ctx.Value(gateKey{}).(*Gate)
 	if g == nil {
 		return ctx, func() {}
 	}
-	a := &attempt{gate: g}
+	a := &attempt{gate: g, until: until}
 	return context.WithValue(ctx, attemptKey{}, a), a.drop
 }
 
@@ -86,7 +89,8 @@ func (a *attempt) drop() {
 
 // Enter waits until the driver may get the next call of method, such as CreateVolume. The call follows with a context of ctx. If it
 // had to wait, Enter returns [election.ErrOldRead]: the caller reads and decides again in the same attempt, for which the place is
-// kept. group names what calls have in common whose trouble is not that of the driver, such as their StorageClass or node.
+// kept. After its first call, an attempt does not wait: it may lose what it knows of that call when it decides again, and repeat it.
+// group names what calls have in common whose trouble is not that of the driver, such as their StorageClass or node.
 func Enter(ctx context.Context, method, group string) error {
 	a, limited := ctx.Value(attemptKey{}).(*attempt)
 	if !limited {
@@ -97,7 +101,11 @@ func Enter(ctx context.Context, method, group string) error {
 		return nil
 	}
 	a.drop()
-	p, waited, err := l.acquire(ctx, group)
+	if a.called {
+		a.permit = l.exceed(group)
+		return nil
+	}
+	p, waited, err := l.acquire(ctx, a.until, group)
 	if err != nil {
 		return err
 	}
@@ -123,7 +131,7 @@ func Intercept(
 	}
 	err := invoke(ctx, method, request, response, conn, opts...)
 	a.permit.end(time.Since(began), budget, err) // after a panic, the end of the attempt cancels it
-	a.permit = nil
+	a.permit, a.called = nil, true
 	return err
 }
 

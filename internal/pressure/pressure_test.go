@@ -35,7 +35,7 @@ func blocked(t *testing.T, ctx context.Context, want bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	other, end := Attempt(ctx)
+	other, end := Attempt(ctx, ctx)
 	defer end()
 	err := Enter(other, method, "other")
 	if got := errors.Is(err, context.DeadlineExceeded); got != want {
@@ -82,7 +82,7 @@ func TestEnter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				_, ctx := limitedGate()
-				attempt, end := Attempt(ctx)
+				attempt, end := Attempt(ctx, ctx)
 				test.attempt(t, attempt)
 				blocked(t, ctx, test.blocks)
 				end()
@@ -92,18 +92,46 @@ func TestEnter(t *testing.T) {
 	}
 }
 
+// TestSecondCall: after its first call, an attempt does not wait, and others wait for both.
+func TestSecondCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := limitedGate()
+		attempt, end := Attempt(ctx, ctx)
+		defer end()
+		answer := func() {
+			_ = Intercept(attempt, "/csi.v1.Controller/"+method, nil, nil, nil,
+				func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return nil })
+		}
+		if err := Enter(attempt, method, "a"); err != nil {
+			t.Fatal(err)
+		}
+		answer()
+		other, endOther := Attempt(ctx, ctx)
+		if err := Enter(other, method, "a"); err != nil {
+			t.Fatal(err)
+		}
+		if err := Enter(attempt, method, "a"); err != nil {
+			t.Errorf("a second call waits: %v", err)
+		}
+		endOther()
+		blocked(t, ctx, true)
+		answer()
+		blocked(t, ctx, false)
+	})
+}
+
 // TestWait: an attempt that has waited decides again, and groups take turns.
 func TestWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, ctx := limitedGate()
-		first, end := Attempt(ctx)
+		first, end := Attempt(ctx, ctx)
 		if err := Enter(first, method, "a"); err != nil {
 			t.Fatal(err)
 		}
 		var order []string
 		for _, group := range []string{"a", "a", "b", "a", "c", "b"} {
 			go func() {
-				attempt, end := Attempt(ctx)
+				attempt, end := Attempt(ctx, ctx)
 				defer end()
 				if err := Enter(attempt, method, group); !errors.Is(err, election.ErrOldRead) {
 					t.Errorf("after waiting: %v", err)
@@ -117,7 +145,7 @@ func TestWait(t *testing.T) {
 		}
 		canceled, cancel := context.WithCancelCause(ctx)
 		go func() {
-			attempt, end := Attempt(canceled)
+			attempt, end := Attempt(canceled, canceled)
 			defer end()
 			err := Enter(attempt, method, "d")
 			if !errors.Is(err, election.ErrLost) || !strings.Contains(err.Error(), method) {
@@ -153,6 +181,8 @@ func TestIsOverload(t *testing.T) {
 		status.Error(codes.Internal, "StatusCode=429 -- TooManyRequests"):                    true,
 		status.Error(codes.Aborted, "An operation with the given volume key already exists"): false,
 		status.Error(codes.Aborted, "throttled by client-side rate limiter"):                 true,
+		status.Error(codes.Unavailable, "error reading from server: EOF"):                    false,
+		status.Error(codes.Unavailable, "throttling: rate exceeded"):                         true,
 		status.Error(codes.InvalidArgument, "no such type"):                                  false,
 		errors.New("no gRPC status"):                                                         false,
 	} {

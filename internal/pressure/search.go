@@ -21,12 +21,12 @@ const (
 
 // result is what a round of calls has shown. All began after the last change of the limit.
 type result struct {
-	limit     int     // 0: none
-	peak      int     // highest number of calls at a time
-	rate      float64 // successful calls per second
-	good      float64 // fraction of the calls that were neither throttled nor timed out, from 0 to 1
-	throttled string  // why most groups of calls count as throttled; empty if they do not
-	mean      time.Duration
+	limit     int           // 0: none
+	peak      int           // highest number of calls at a time
+	rate      float64       // successful calls per second
+	good      float64       // fraction of the calls that were neither throttled nor timed out, from 0 to 1
+	throttled string        // why most groups of calls count as throttled; empty if they do not
+	mean      time.Duration // that a call of a typical group took
 	budget    time.Duration // mean time that the calls had
 	waiting   bool          // further calls waited
 }

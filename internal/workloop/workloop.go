@@ -230,7 +230,7 @@ func (l *Loop[K]) processNext(ctx, work context.Context) bool {
 		l.queue.AddAfter(key, wait)
 		return true
 	}
-	l.process(work, key)
+	l.process(ctx, work, key)
 	return true
 }
 
@@ -251,10 +251,11 @@ func (l *Loop[K]) begin(key K) (wait time.Duration) {
 	return 0
 }
 
-func (l *Loop[K]) process(ctx context.Context, key K) {
-	log := klog.FromContext(ctx).WithValues("loop", l.cfg.Name, "key", key)
+// process processes key with the context work. At the end of term, an attempt that waits for other calls of the driver fails.
+func (l *Loop[K]) process(term, work context.Context, key K) {
+	log := klog.FromContext(work).WithValues("loop", l.cfg.Name, "key", key)
 	start := time.Now()
-	ctx, leave := pressure.Attempt(ctx)
+	ctx, leave := pressure.Attempt(work, term)
 	defer leave()
 	var next time.Time
 	err := election.Reread(func() (err error) {
@@ -301,7 +302,8 @@ func logFailure(ctx context.Context, log klog.Logger, message string, err error,
 // passes reports whether the cause of err is expected to pass: the term ends, another client has changed the object, or the state
 // was read too long ago.
 func passes(ctx context.Context, err error) bool {
-	return ctx.Err() != nil || apierrors.IsConflict(err) || errors.Is(err, election.ErrLost) || errors.Is(err, election.ErrOldRead)
+	return ctx.Err() != nil || errors.Is(err, ErrDrain) || errors.Is(err, election.ErrLost) || errors.Is(err, election.ErrOldRead) ||
+		apierrors.IsConflict(err)
 }
 
 // syncRecovering calls sync and returns a panic as an error, which affects no other key.

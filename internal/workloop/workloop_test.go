@@ -12,11 +12,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/pressure"
 )
 
 // attempts records when sync was called, as seconds since the start.
@@ -411,4 +414,37 @@ func TestResyncDuringAnAttemptIsNotLost(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestDrainWhileCallsWait: at shutdown, attempts that wait for other calls of the driver end at once. They start no call.
+func TestDrainWhileCallsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := funcr.New(func(_, line string) { t.Errorf("shutting down is no failure, logged: %s", line) }, funcr.Options{})
+		gate := pressure.New(klog.Background(), prometheus.NewRegistry(), 1)
+		const workers = 100
+		calls := 0
+		l := New(Config{Name: "test", RetryStart: time.Second, RetryMax: time.Second, GracePeriod: 25 * time.Second},
+			NewMetrics(prometheus.NewRegistry()), func(ctx context.Context, _ string) (time.Time, error) {
+				if err := pressure.Enter(ctx, "CreateVolume", ""); err != nil {
+					return time.Time{}, err
+				}
+				calls++
+				time.Sleep(5 * time.Second)
+				return time.Time{}, nil
+			})
+		for i := range workers {
+			l.Add(fmt.Sprint(i))
+		}
+		ctx, stop := context.WithCancelCause(klog.NewContext(pressure.WithGate(t.Context(), gate), log))
+		done := make(chan struct{})
+		go func() { l.Run(ctx, workers); close(done) }()
+		synctest.Wait()
+		start := time.Now()
+		stop(ErrDrain)
+		<-done
+		l.Stop()
+		if took := time.Since(start); took != 5*time.Second || calls != 1 {
+			t.Errorf("Run returned after %v and %d calls, want 5s and one call", took, calls)
+		}
+	})
 }
