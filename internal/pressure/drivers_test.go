@@ -99,6 +99,27 @@ func repeated(ctx context.Context, _, attempt int) error {
 	return takes(ctx, 100*time.Millisecond)
 }
 
+// worksOn needs that long for a claim, also after the deadline of the call. Meanwhile it refuses to begin again.
+func worksOn(d time.Duration) model {
+	var mu sync.Mutex
+	ready := map[int]time.Time{}
+	return func(ctx context.Context, claim, _ int) error {
+		mu.Lock()
+		at, known := ready[claim]
+		if !known {
+			ready[claim] = time.Now().Add(d)
+		}
+		mu.Unlock()
+		switch {
+		case !known:
+			return takes(ctx, d)
+		case time.Now().Before(at):
+			return status.Error(codes.Aborted, "an operation for the volume is running")
+		}
+		return nil
+	}
+}
+
 // hanging never answers calls for every second claim.
 func hanging(ctx context.Context, claim, _ int) error {
 	if claim%2 == 0 {
@@ -112,8 +133,18 @@ type load struct {
 	claims  int
 	timeout time.Duration
 	group   func(claim int) string
-	alone   int // claims that come one by one, before the others
+	at      func(claim int) time.Duration // when it comes
 }
+
+func atOnce(int) time.Duration { return 0 }
+
+// oneByOne has that many claims come before the others.
+func oneByOne(claims int) func(int) time.Duration {
+	return func(claim int) time.Duration { return time.Duration(min(claim, claims)) * 2 * time.Second }
+}
+
+// bursts of 100 claims come every five minutes.
+func bursts(claim int) time.Duration { return time.Duration(claim/100) * 5 * time.Minute }
 
 // outcome is how it went.
 type outcome struct {
@@ -170,7 +201,7 @@ func drive(gate *Gate, driver model, l load, expected int) outcome {
 		}
 	}
 	for claim := range l.claims {
-		time.AfterFunc(time.Duration(min(claim, l.alone))*2*time.Second, func() { queue <- item{claim, 1} })
+		time.AfterFunc(l.at(claim), func() { queue <- item{claim, 1} })
 	}
 	for range workers {
 		group.Go(func() {
@@ -221,19 +252,20 @@ func TestDrivers(t *testing.T) {
 		unlimitedRate float64       // without limits, fewer must succeed; 0: not tried
 	}{
 		"two per second, others wait for their deadline": {
-			func() model { return queueing(time.Second/2, true) }, load{400, 5 * time.Second, oneGroup, 0}, 1.9, 15 * time.Second, 1},
+			func() model { return queueing(time.Second/2, true) }, load{400, 5 * time.Second, oneGroup, atOnce}, 1.9, 15 * time.Second, 1},
 		"100 claims": {
-			func() model { return queueing(time.Second/2, true) }, load{100, 5 * time.Second, oneGroup, 0}, 1.9, 6 * time.Second, 1},
+			func() model { return queueing(time.Second/2, true) }, load{100, 5 * time.Second, oneGroup, atOnce}, 1.9, 6 * time.Second, 1},
 		"two per second, also for clients that have gone": {
-			func() model { return queueing(time.Second/2, false) }, load{400, 5 * time.Second, oneGroup, 0}, 1.9, 3 * time.Minute, 0.2,
+			func() model { return queueing(time.Second/2, false) }, load{400, 5 * time.Second, oneGroup, atOnce}, 1.9, 3 * time.Minute, 0.2,
 		},
 		"slower with more than ten calls, until their deadline": {
-			func() model { return thrashing(10) }, load{2000, 15 * time.Second, oneGroup, 0}, 9, 2 * time.Minute, 1},
+			func() model { return thrashing(10) }, load{2000, 15 * time.Second, oneGroup, atOnce}, 9, 2 * time.Minute, 1},
 		"slower with more than ten calls": {
-			func() model { return thrashing(10) }, load{4000, 10 * time.Minute, oneGroup, 5}, 8, 5 * time.Minute, 1.2},
-		"slow":              {func() model { return always(10 * time.Second) }, load{8e3, 15 * time.Second, oneGroup, 0}, 9.5, 0, 0},
-		"slow, not near it": {func() model { return always(10 * time.Second) }, load{8e3, time.Minute, oneGroup, 0}, 9.99, 0, 0},
-		"fast":              {func() model { return always(5 * time.Millisecond) }, load{9999, 15 * time.Second, oneGroup, 0}, 1e4, 0, 0},
+			func() model { return thrashing(10) }, load{4000, 10 * time.Minute, oneGroup, oneByOne(5)}, 8, 5 * time.Minute, 1.2},
+		"slow":              {func() model { return always(10 * time.Second) }, load{8e3, 15 * time.Second, oneGroup, atOnce}, 9.5, 0, 0},
+		"slow, not near it": {func() model { return always(10 * time.Second) }, load{8e3, time.Minute, oneGroup, atOnce}, 9.99, 0, 0},
+		"fast": {
+			func() model { return always(5 * time.Millisecond) }, load{9999, 15 * time.Second, oneGroup, atOnce}, 1e4, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -268,12 +300,16 @@ func TestUnlimited(t *testing.T) {
 		limited  bool
 		within   time.Duration
 	}{
-		"answers only repeated calls":          {repeated, load{400, 15 * time.Second, oneGroup, 0}, 400, true, 8 * time.Minute},
-		"hangs for one of two classes":         {hanging, load{200, 15 * time.Second, halves, 0}, 100, false, 20 * time.Second},
-		"restarts during slow calls":           {restarting, load{300, 10 * time.Minute, oneGroup, 0}, 300, false, 15 * time.Minute},
-		"most calls are of a class that hangs": {hangingMost, load{200, 15 * time.Second, most, 0}, 20, false, time.Minute},
-		"fails for a reason of its own":        {failing, load{100, 15 * time.Second, oneGroup, 0}, 100, false, time.Minute},
-		"hangs, but gets few calls":            {hanging, load{7, 15 * time.Second, oneGroup, 0}, 3, false, 2 * time.Second},
+		"answers only repeated calls":          {repeated, load{400, 15 * time.Second, oneGroup, atOnce}, 400, true, 8 * time.Minute},
+		"hangs for one of two classes":         {hanging, load{200, 15 * time.Second, halves, atOnce}, 100, false, 20 * time.Second},
+		"restarts during slow calls":           {restarting, load{300, 10 * time.Minute, oneGroup, atOnce}, 300, false, 15 * time.Minute},
+		"most calls are of a class that hangs": {hangingMost, load{200, 15 * time.Second, most, atOnce}, 20, false, time.Minute},
+		"fails for a reason of its own":        {failing, load{100, 15 * time.Second, oneGroup, atOnce}, 100, false, time.Minute},
+		"works on after the deadline": {
+			worksOn(20 * time.Second), load{1000, 15 * time.Second, oneGroup, oneByOne(1000)}, 1000, true, 35 * time.Minute},
+		"slow, in bursts": {
+			always(8 * time.Second), load{300, 15 * time.Second, oneGroup, bursts}, 300, true, 10*time.Minute + 9*time.Second},
+		"hangs, but gets few calls": {hanging, load{7, 15 * time.Second, oneGroup, atOnce}, 3, false, 2 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -4,8 +4,10 @@
 package pressure
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -43,6 +45,7 @@ type limiter struct {
 type round struct {
 	number   int
 	permits  int       // that were granted
+	waited   bool      // a call had to wait
 	began    time.Time // zero before the first call
 	peak     int
 	busy     float64   // seconds of calls that ran since began
@@ -84,6 +87,9 @@ func (l *limiter) acquire(ctx, until context.Context, group string) (p *permit, 
 		return p, false, nil
 	default:
 	}
+	l.mu.Lock()
+	l.round.waited = true
+	l.mu.Unlock()
 	ended := ctx
 	select {
 	case <-p.granted:
@@ -188,7 +194,7 @@ func (p *permit) end(took, budget time.Duration, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if p.alone && err == nil {
-		l.search.learn(took)
+		l.search.learn(p.group, took)
 	}
 	if p.round == l.round.number && p.warm {
 		l.round.count(p.group, took, budget, err)
@@ -230,11 +236,11 @@ func (l *limiter) decide() {
 		return
 	}
 	r.busy += float64(l.running) * now.Sub(r.at).Seconds()
-	calls := time.Duration(r.calls)
+	mean, group := r.typical()
 	before := l.limit
 	limit, reason := l.search.next(result{
-		limit: l.limit, peak: r.peak, rate: r.rate(elapsed), good: 1 - float64(r.bad)/float64(r.calls),
-		throttled: r.throttled(), mean: r.typical(), budget: r.budget / calls, waiting: len(l.waiting) > 0,
+		limit: l.limit, peak: r.peak, rate: r.rate(elapsed), good: r.good(), throttled: r.throttled(),
+		mean: mean, alone: l.search.alone[group], budget: r.budget / time.Duration(r.calls), waiting: r.waited,
 	}, now)
 	l.limit = limit
 	if reason != "" {
@@ -253,7 +259,7 @@ func (r *round) rate(elapsed time.Duration) float64 {
 	return float64(r.ok) * r.busy / elapsed.Seconds() / r.took.Seconds()
 }
 
-func (l *limiter) restart() { l.round = round{number: l.round.number + 1} }
+func (l *limiter) restart() { l.round = round{number: l.round.number + 1, waited: len(l.waiting) > 0} }
 
 // throttled returns why the calls of most groups count as throttled, or "". The trouble of one StorageClass or one node is none of
 // the driver.
@@ -270,15 +276,25 @@ func (r *round) throttled() string {
 	return fmt.Sprintf("%d of %d calls were throttled or timed out: %s", r.bad, r.calls, r.last)
 }
 
-// typical returns the median of the groups' mean durations of a call, the lower one of two: the trouble of one StorageClass or one node is
-// none of the driver.
-func (r *round) typical() time.Duration {
-	var means []time.Duration
-	for _, t := range r.byGroups {
-		means = append(means, t.took/time.Duration(t.calls))
+// good returns the successes among the calls that succeeded, were throttled or timed out.
+func (r *round) good() float64 {
+	if r.bad == 0 {
+		return 1
 	}
-	slices.Sort(means)
-	return means[(len(means)-1)/2]
+	return float64(r.ok) / float64(r.ok+r.bad)
+}
+
+// typical returns the median of the groups' mean durations of a call, the lower one of two, and its group: the trouble of one
+// StorageClass or one node is none of the driver.
+func (r *round) typical() (mean time.Duration, group string) {
+	meanOf := func(group string) time.Duration {
+		return r.byGroups[group].took / time.Duration(r.byGroups[group].calls)
+	}
+	groups := slices.SortedFunc(maps.Keys(r.byGroups), func(a, b string) int {
+		return cmp.Or(cmp.Compare(meanOf(a), meanOf(b)), cmp.Compare(a, b))
+	})
+	group = groups[(len(groups)-1)/2]
+	return meanOf(group), group
 }
 
 // throttleWords are parts of the errors with which clouds throttle, in lower case. Drivers return them with various codes.

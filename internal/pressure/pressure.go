@@ -40,7 +40,7 @@ func New(log klog.Logger, reg prometheus.Registerer, first int) *Gate {
 	g := &Gate{log: log, first: first, limiters: map[string]*limiter{},
 		limit: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "storage_controller_csi_concurrency_limit",
-			Help: "Calls of a CSI method that run at a time at most, because more do not complete sooner; 0 if there is no such limit.",
+			Help: "Calls of a CSI method that run at a time at most, because the driver seems to be overloaded; 0 for no such limit.",
 		}, []string{"method_name"}),
 		waiting: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "storage_controller_csi_waiting_calls",

@@ -15,6 +15,10 @@ const (
 	lost, gained = 0.9, 1.1
 	// slow is the mean duration of a call below which a driver does not count as slowed down.
 	slow = 500 * time.Millisecond
+	// maxGroups bounds the groups of which a duration is known.
+	maxGroups = 1000
+	// enough is the fraction of successful calls with which a limit has helped.
+	enough = 0.7
 	// settling is how long calls that have timed out may still occupy the driver.
 	settling = 2 * time.Minute
 )
@@ -24,22 +28,24 @@ type result struct {
 	limit     int           // 0: none
 	peak      int           // highest number of calls at a time
 	rate      float64       // successful calls per second
-	good      float64       // fraction of the calls that were neither throttled nor timed out, from 0 to 1
+	good      float64       // successes among the calls that succeeded, were throttled or timed out, from 0 to 1
 	throttled string        // why most groups of calls count as throttled; empty if they do not
 	mean      time.Duration // that a call of a typical group took
 	budget    time.Duration // mean time that the calls had
-	waiting   bool          // further calls waited
+	alone     time.Duration // that such a call takes almost alone; 0: unknown
+	waiting   bool          // calls had to wait
 }
 
-// search finds the lowest limit with which a driver completes the most calls. It moves by factors of two, and takes a step back that did
-// not pay: a driver whose calls take long, or time out, however few there are, keeps all its calls.
+// search looks for the lowest limit with which a driver completes as many calls. It moves by factors of two, and takes a step back that
+// did not pay. Without a limit that helps there is none for a while: the calls of some drivers take long, or time out, however few there
+// are.
 type search struct {
-	last     *measured     // the limit before the step to the present one; nil: no step has to be judged
-	top      int           // calls at a time when a limit was first needed
-	base     time.Duration // of a call that runs almost alone; 0 before the first
+	last     *measured                // the limit before the step to the present one; nil: no step has to be judged
+	top      int                      // calls at a time when a limit was first needed
+	alone    map[string]time.Duration // that a call of a group takes almost alone, of at most maxGroups
 	down, up pause
 	fine     bool      // the next step up is small
-	stuck    time.Time // since when no call has succeeded with a limit of 1; zero if one has
+	stuck    time.Time // since when a limit has not helped: too few calls succeed; zero if it helps
 }
 
 // measured is the rate of a limit.
@@ -62,7 +68,8 @@ func (p *pause) extend(now time.Time) {
 
 func newSearch() *search {
 	return &search{
-		down: pause{shortest: 10 * time.Minute, longest: time.Hour}, up: pause{shortest: time.Minute, longest: 8 * time.Minute},
+		alone: map[string]time.Duration{},
+		down:  pause{shortest: 10 * time.Minute, longest: time.Hour}, up: pause{shortest: time.Minute, longest: 8 * time.Minute},
 	}
 }
 
@@ -107,7 +114,7 @@ func (s *search) next(r result, now time.Time) (limit int, reason string) {
 
 // step returns the next limit to try after r, whose calls overload the driver or not.
 func (s *search) step(r result, overload bool, now time.Time) int {
-	if r.limit != 1 || r.rate > 0 {
+	if r.limit == 0 || r.good >= enough {
 		s.stuck = time.Time{}
 	} else if s.stuck.IsZero() {
 		s.stuck = now
@@ -165,19 +172,22 @@ func (s *search) overload(r result) string {
 		return ""
 	case r.mean > r.budget/2:
 		return fmt.Sprintf("calls take %v of the %v that they have", rounded(r.mean), rounded(r.budget))
-	case s.base > 0 && r.mean > 2*s.base:
-		return fmt.Sprintf("calls take %v, alone they took %v", rounded(r.mean), rounded(s.base))
+	case r.alone > 0 && r.mean > 2*r.alone:
+		return fmt.Sprintf("calls take %v, alone they took %v", rounded(r.mean), rounded(r.alone))
 	}
 	return ""
 }
 
 func rounded(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }
 
-// learn has seen a successful call that ran almost alone. The shortest duration counts, and is slowly forgotten.
-func (s *search) learn(took time.Duration) {
-	if s.base == 0 || took < s.base {
-		s.base = took
-		return
+// learn has seen a successful call of a group that ran almost alone. The shortest duration counts, and is slowly forgotten.
+func (s *search) learn(group string, took time.Duration) {
+	alone, known := s.alone[group]
+	switch {
+	case !known && len(s.alone) == maxGroups:
+		clear(s.alone)
+	case known && took > alone:
+		took = alone + (took-alone)/20
 	}
-	s.base += (took - s.base) / 20
+	s.alone[group] = took
 }

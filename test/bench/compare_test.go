@@ -170,7 +170,8 @@ func TestWritePage(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.md")
 	text := "before\n<!-- comparison: begin -->\nold\n<!-- comparison: end -->\nbetween\n" +
 		"<!-- memory: begin -->\nkept\n<!-- memory: end -->\nafter\n<!-- pressure: begin -->\nolder\n<!-- pressure: end -->\n" +
-		"<!-- changes: begin -->\nchanges\n<!-- changes: end -->\n<!-- throttled: begin -->\nthrottled\n<!-- throttled: end -->\n<!-- failover: begin -->\nfailover\n<!-- failover: end -->\n"
+		"<!-- changes: begin -->\nchanges\n<!-- changes: end -->\n<!-- throttled: begin -->\nthrottled\n<!-- throttled: end -->\n" +
+		"<!-- failover: begin -->\nfailover\n<!-- failover: end -->\n"
 	if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +231,8 @@ func TestNoForeignVolumes(t *testing.T) {
 	if err := o.validate(); err != nil {
 		t.Error(err)
 	}
-	for _, n := range []*int{&o.compare.foreign, &o.compare.pairs, &o.compare.changes, &o.compare.detaches, &o.compare.throttled, &o.compare.failover} {
+	for _, n := range []*int{&o.compare.foreign, &o.compare.pairs, &o.compare.changes, &o.compare.detaches, &o.compare.throttled,
+		&o.compare.failover} {
 		*n = -1
 		if err := o.validate(); err == nil {
 			t.Error("a negative number is valid")

@@ -92,7 +92,7 @@ func explainLimits(e *explanation, page statusz.Page) {
 		if l.Waiting > 0 {
 			e.waiting("process", "%s has been limited to %s at a time for %s, and others wait: %d. Cause: %s", l.Method,
 				finding.Plural(l.Limit, "call"), duration.HumanDuration(page.Now.Sub(l.Since)), l.Waiting, sentence(l.Reason)).
-				SetNext("With more calls at a time the driver completes no more. --adaptive-concurrency=false ends this limit.")
+				SetNext("The driver seems to be overloaded. --adaptive-concurrency=false ends this limit.")
 		}
 	}
 }
