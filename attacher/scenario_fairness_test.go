@@ -5,6 +5,7 @@ package attacher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/storage-controller/storage-controller/csiclient/csitest"
+	"github.com/storage-controller/storage-controller/internal/kubetest"
 )
 
 // hangsFor returns a step that hangs for the requests with this node ID.
@@ -184,6 +186,13 @@ func TestDeletedWhileWaiting(t *testing.T) {
 	attach("second")
 	f.Waits("ControllerPublishVolume", 1)
 	f.detach("second")
+	kubetest.Eventually(f.T, "the deletion is cached", func(context.Context) error {
+		cached, exists := f.c.term.Load().attachments.Get(f.Unique("second"))
+		if exists && cached.DeletionTimestamp == nil {
+			return errors.New("it is not")
+		}
+		return nil
+	})
 	f.Plugin.Release()
 	f.untilOf("first", "is attached", isAttached)
 	f.untilOf("second", "is deleted", isDeleted)

@@ -281,9 +281,10 @@ func (f *fixture) eventAbout(part string) {
 // campaign runs a controller while it holds the Lease of the scenario. end ends that.
 func (f *fixture) campaign(c *Controller, identity string) (end func()) {
 	f.Helper()
-	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, f.ns, "lease", f.client.CoreV1(), f.client.CoordinationV1(),
-		resourcelock.ResourceLockConfig{Identity: identity})
-	f.must(err)
+	lock := &resourcelock.LeaseLock{
+		LeaseMeta: metav1.ObjectMeta{Namespace: f.ns, Name: "lease"}, Client: f.client.CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+	}
 	cfg := election.Config{LeaseDuration: 15 * time.Second, RenewDeadline: 12 * time.Second, RetryPeriod: 500 * time.Millisecond}
 	candidate, err := election.NewCandidate(cfg, lock, election.NewMetrics(prometheus.NewRegistry()))
 	f.must(err)
