@@ -30,12 +30,14 @@ type defect struct {
 	Package string `json:"package,omitempty"`
 	// Test is the test of the fix, with its row: it fails on the commit before.
 	Test string `json:"test,omitempty"`
-	// Files are the files of Test that are taken from Fix.
+	// Files are what Test needs of Fix: its file, and what else is new there.
 	Files []string `json:"files,omitempty"`
 	// Seed is a seed of the simulation as it was on the commit before: it violates an invariant there.
 	Seed uint64 `json:"seed,omitempty"`
 	// Shown is set if the commands of the defect have been run, and the tests failed.
 	Shown bool `json:"shown,omitempty"`
+	// Uncompiled is set if Test uses what its fix added, so that it does not compile on the commit before.
+	Uncompiled bool `json:"uncompiled,omitempty"`
 }
 
 // kinds are the effects of defects, with their explanation.
@@ -79,7 +81,8 @@ show a Secret, in the order of the fixes. All are fixed.
 ` + "`make show-defect N=17`" + ` checks out the commit before the fix of defect 17 in a temporary worktree, with the tests of the fix, and
 runs the test or the seed. It succeeds if the test fails. ` + "`ARGS=-print`" + ` prints the commands. A seed belongs to the simulation of
 its commit: on another commit, it is another history. The tests of most commits before 784a37e2 start a real control plane, which is
-compiled once. ✓ marks the defects whose commands have been run.
+compiled once. ✓ marks the defects whose commands have been run. – marks tests that use what their fix added: they do not
+compile on the commit before, so that no command shows these defects.
 
 `)
 	b.WriteString("| role |")
@@ -97,18 +100,22 @@ compiled once. ✓ marks the defects whose commands have been run.
 	}
 	b.WriteString("\n| | role | kind | what went wrong | found by | fix | test or seed | |\n|---|---|---|---|---|---|---|---|\n")
 	for i, d := range defects {
-		var shown, evidence []string
+		var evidence []string
 		if d.Test != "" {
 			evidence = append(evidence, "`"+d.Package+" "+d.Test+"`")
 		}
 		if d.Seed != 0 {
 			evidence = append(evidence, fmt.Sprintf("seed %d", d.Seed))
 		}
-		if d.Shown {
-			shown = []string{"✓"}
+		mark := ""
+		switch {
+		case d.Shown:
+			mark = "✓"
+		case d.Uncompiled:
+			mark = "–"
 		}
 		fmt.Fprintf(&b, "| %d | %s | %s | %s | %s | %.8s | %s | %s |\n", i+1, d.Role, d.Kind, d.Defect, d.Found, d.Fix,
-			strings.Join(evidence, ", "), strings.Join(shown, ""))
+			strings.Join(evidence, ", "), mark)
 	}
 	return b.String()
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 )
@@ -44,6 +45,9 @@ func run(args []string, printed bool) error {
 		return nil
 	}
 	fmt.Printf("%d: %s: %s\n", n, d.Role, d.Defect)
+	if d.Uncompiled {
+		return fmt.Errorf("the defect cannot be shown: %s %s uses what %s added and does not compile before it", d.Package, d.Test, d.Fix)
+	}
 	return d.show(".", os.Stdout)
 }
 
@@ -79,8 +83,10 @@ func (d defect) tests() [][]string {
 	return tests
 }
 
-// show runs the commands of d in a temporary worktree of the repository in dir. It returns an error unless each test fails there. A test
-// that does not compile, or a process that ends before its tests, shows nothing.
+// failure matches the output of a test that fails, or of a panic that ends its process. A test that does not compile has neither.
+var failure = regexp.MustCompile(`(?m)^\s*--- FAIL: |^panic: `)
+
+// show runs the commands of d in a temporary worktree of the repository in dir. It returns an error unless each test fails there.
 func (d defect) show(dir string, out io.Writer) (err error) {
 	parent, err := os.MkdirTemp("", "defect-")
 	if err != nil {
@@ -104,7 +110,7 @@ func (d defect) show(dir string, out io.Writer) (err error) {
 		test := exec.Command("go", args...)
 		test.Dir, test.Stdout, test.Stderr = worktree, io.MultiWriter(out, &output), out
 		failed := test.Run()
-		if failed == nil || !strings.Contains(output.String(), "--- FAIL: ") {
+		if failed == nil || !failure.MatchString(output.String()) {
 			return fmt.Errorf("the defect does not show: go %s: no test has failed (%v)", strings.Join(args, " "), failed)
 		}
 	}
