@@ -84,7 +84,7 @@ lint: ## Check formatting, and run the checks of go vet and staticcheck
 
 .PHONY: generate
 generate: ## Write generated files: pages in docs/, tables, copies in the chart
-	UPDATE=1 go test -count=1 -run 'TestDocs|TestMigrateCommand' ./cmd/storage-controller ./internal/app ./test/layout
+	UPDATE=1 go test -count=1 -run 'TestDocs|TestMigrateCommand' ./cmd/storage-controller ./internal/app ./test/layout ./test/defects
 	UPDATE=1 go test -count=1 -run TestChartHasTheFiles ./test/e2e
 
 .PHONY: fuzz
@@ -111,6 +111,10 @@ simulate-same: ## Run the history of SEED (default 1) of the simulation RUNS tim
 .PHONY: simulate-mutations
 simulate-mutations: ## Remove one safety rule after the other and count the seeds until the simulation finds it; ARGS=-only=NAME
 	go run ./test/simulation/mutations $(ARGS)
+
+.PHONY: show-defect
+show-defect: ## Show defect N of docs/defects.md on the last commit that had it; ARGS=-print prints the commands
+	$(PURE) go run ./test/defects $(ARGS) $(N)
 
 .PHONY: bench
 bench: ## Run the benchmark of volumes, with COMPARE=1 against the sidecars, with ARGS=--capacity of capacity; see go run ./test/bench --help

@@ -148,6 +148,7 @@ var allowed = map[string][]string{
 	},
 	"test/bench":      {"csiclient/csitest", "internal/kubetest"},
 	"test/browser":    {},
+	"test/defects":    {},
 	"test/demo":       {"internal/kubetest", "test/simulation/apiserver", "test/simulation/cluster"},
 	"test/hostdriver": {},
 	"test/matrix":     {"internal/kubetest"},
