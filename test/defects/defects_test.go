@@ -104,8 +104,8 @@ func TestCommands(t *testing.T) {
 	want := []string{
 		"git switch --detach 0123456789ab~1",
 		"git checkout 0123456789ab -- provisioner/outcome_test.go",
-		"go test -count=1 -vet=off ./provisioner -run ^TestOutcome$/late_record_",
-		"go test -count=1 -vet=off ./test/simulation -run ^TestSeeds$ -args -from 17 -seeds 1",
+		"go test -count=1 -vet=off ./provisioner -run '^TestOutcome$/late_record_'",
+		"go test -count=1 -vet=off ./test/simulation -run '^TestSeeds$' -args -from 17 -seeds 1",
 	}
 	if got := d.commands(); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)

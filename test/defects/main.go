@@ -58,7 +58,14 @@ func (d defect) commands() []string {
 		commands = append(commands, "git checkout "+d.Fix+" -- "+strings.Join(d.Files, " "))
 	}
 	for _, args := range d.tests() {
-		commands = append(commands, "go "+strings.Join(args, " "))
+		command := "go"
+		for _, arg := range args {
+			if strings.HasPrefix(arg, "^") { // a pattern, which a shell must not expand
+				arg = "'" + arg + "'"
+			}
+			command += " " + arg
+		}
+		commands = append(commands, command)
 	}
 	return commands
 }
