@@ -104,6 +104,7 @@ func trim(driver string, retained *RetainedFields) cache.TransformFunc {
 // trimMeta writes to the annotations only if it has to: client-go may transform an object again, which shares them then.
 func trimMeta(m *metav1.ObjectMeta) {
 	m.ManagedFields = nil
+	//lint:ignore S1033 the deletion of a missing key is a write, too
 	if _, ok := m.Annotations[corev1.LastAppliedConfigAnnotation]; ok {
 		delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
 	}
