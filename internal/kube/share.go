@@ -138,18 +138,20 @@ func shareVolume(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	if ref := spec.ClaimRef; ref != nil {
 		ref.Kind, ref.APIVersion, ref.Namespace = shared(ref.Kind), shared(ref.APIVersion), shared(ref.Namespace)
 	}
-	if csi := spec.CSI; csi != nil {
-		csi.Driver, csi.FSType = shared(csi.Driver), shared(csi.FSType)
-		shareStrings(&csi.VolumeAttributes)
-		for _, ref := range []**corev1.SecretReference{
-			&csi.ControllerPublishSecretRef, &csi.NodeStageSecretRef, &csi.NodePublishSecretRef, &csi.ControllerExpandSecretRef,
-			&csi.NodeExpandSecretRef,
-		} {
-			sharePointer(&secretRefs, ref)
-		}
-	}
 	pv.Status.Phase = shared(pv.Status.Phase)
 	return pv
+}
+
+// shareSource must not be called for the source of a stub, which is shared already: see [sharedSource].
+func shareSource(csi *corev1.CSIPersistentVolumeSource) {
+	csi.Driver, csi.FSType = shared(csi.Driver), shared(csi.FSType)
+	shareStrings(&csi.VolumeAttributes)
+	for _, ref := range []**corev1.SecretReference{
+		&csi.ControllerPublishSecretRef, &csi.NodeStageSecretRef, &csi.NodePublishSecretRef, &csi.ControllerExpandSecretRef,
+		&csi.NodeExpandSecretRef,
+	} {
+		sharePointer(&secretRefs, ref)
+	}
 }
 
 func shareClaim(pvc *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {

@@ -295,3 +295,28 @@ func TestLargeValuesAreNotPooled(t *testing.T) {
 		}
 	}
 }
+
+// TestSharedSourceIsNotWritten: handlers read the source that the stubs of a driver share, while the next one is cached. The race
+// detector fails this test.
+func TestSharedSourceIsNotWritten(t *testing.T) {
+	stubOf := func() *corev1.PersistentVolume {
+		_, pv, _ := objectsOf(t, "other", "3Gi")
+		stub, err := Trim(driver)(pv)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stub.(*corev1.PersistentVolume)
+	}
+	first := stubOf()
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		if name := first.Spec.CSI.Driver; name != "other" {
+			t.Errorf("driver %q", name)
+		}
+	})
+	second := stubOf()
+	reading.Wait()
+	if first.Spec.CSI != second.Spec.CSI {
+		t.Error("the stubs have sources of their own")
+	}
+}

@@ -129,6 +129,9 @@ func sharedSource(driver string) *corev1.CSIPersistentVolumeSource {
 func trimVolume(driver string, pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	if mayBelongTo(driver, pv) {
 		trimMeta(&pv.ObjectMeta)
+		if pv.Spec.CSI != nil {
+			shareSource(pv.Spec.CSI)
+		}
 		return pv
 	}
 	s := &corev1.PersistentVolume{ObjectMeta: stub(pv.ObjectMeta)}
