@@ -101,7 +101,7 @@ func TestNodecontrollerManifestsGrantNoMore(t *testing.T) {
 			"storageclasses.storage.k8s.io": read, "namespaces": "get", "events": "create,patch",
 			"csidrivers.storage.k8s.io": "get", "configmaps in default": "create,get,list,update,watch",
 		},
-		"nodecontroller-leader-election": {"leases.coordination.k8s.io in default": "create,get,update"},
+		"nodecontroller-leader-election": {"leases.coordination.k8s.io in default": "create,get,update,watch"},
 		"nodecontroller-node-finalizer":  {"nodes": "patch"},
 		"nodecontroller-cleanup": {"persistentvolumeclaims": "delete", "pods": "list,watch",
 			"volumeattachments.storage.k8s.io": "list,watch"},

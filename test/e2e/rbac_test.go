@@ -280,6 +280,7 @@ func (e *env) usesAll(granted map[permission]bool, used, refused func() []permis
 		for _, p := range used() {
 			delete(unused, p)
 		}
+		delete(unused, permission{"watch", "coordination.k8s.io", "leases"}) // of a standby
 		maps.DeleteFunc(unused, func(p permission, _ bool) bool { return rare(p) })
 		if len(unused) > 0 {
 			return fmt.Errorf("not used: %v", slices.Collect(maps.Keys(unused)))
