@@ -42,6 +42,8 @@ type standbyLock struct {
 	last     holding       // as last read or watched
 	since    time.Time     // when it was first seen in this state
 	duration time.Duration // after which it expires in this state
+	waited   bool          // Get has waited since the last write
+	acquired metav1.Time   // after a wait; zero: as client-go says
 }
 
 // Get waits until this replica may acquire the Lease, or has acquired it. A Lease of another replica that was not renewed for its
@@ -62,11 +64,29 @@ func (l *standbyLock) Get(ctx context.Context) (*resourcelock.LeaderElectionReco
 			record.HolderIdentity = ""
 			return record, raw, nil
 		}
+		l.waited = true
 		err = l.await(ctx)
 		if err != nil {
 			return nil, nil, err
 		}
 	}
+}
+
+// Update acquires or renews the Lease. client-go has taken the time before Get has waited, and keeps it as the time of the acquisition.
+func (l *standbyLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	acquired := l.acquired
+	if l.waited {
+		acquired = metav1.Now()
+		record.RenewTime = acquired
+	}
+	if !acquired.IsZero() {
+		record.AcquireTime = acquired
+	}
+	err := l.observedLock.Update(ctx, record)
+	if err == nil {
+		l.waited, l.acquired = false, acquired
+	}
+	return err
 }
 
 // holding is a state of a Lease, which the next renewal changes.

@@ -25,6 +25,12 @@ type otherLease struct {
 	renewed  []time.Duration
 	released time.Duration // 0: never
 	reads    int
+	written  resourcelock.LeaderElectionRecord
+}
+
+func (l *otherLease) Update(_ context.Context, record resourcelock.LeaderElectionRecord) error {
+	l.written = record
+	return nil
 }
 
 func (l *otherLease) spec() coordinationv1.LeaseSpec {
@@ -118,6 +124,35 @@ func TestStandby(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTimesOfAcquisition: the Lease was acquired and renewed when it was written, not when the standby began to wait for it.
+func TestTimesOfAcquisition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		other := &otherLease{begin: time.Now(), holder: "first", released: time.Hour}
+		standby := &standbyLock{
+			observedLock: &observedLock{metrics: NewMetrics(prometheus.NewRegistry()), Interface: other},
+			watch:        other.watched, period: DefaultConfig().RetryPeriod,
+		}
+		for i := range 60 * 4 { // renewals
+			other.renewed = append(other.renewed, time.Duration(i)*15*time.Second)
+		}
+		record := resourcelock.LeaderElectionRecord{HolderIdentity: "second", AcquireTime: metav1.Now(), RenewTime: metav1.Now()}
+		for renewals := range 3 {
+			if _, _, err := standby.Get(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := standby.Update(t.Context(), record); err != nil {
+				t.Fatal(err)
+			}
+			acquired := other.begin.Add(time.Hour)
+			if w := other.written; !w.AcquireTime.Time.Equal(acquired) || w.RenewTime.Time.Before(acquired) {
+				t.Errorf("after %d renewals: acquired at %v, renewed at %v, want %v", renewals, w.AcquireTime, w.RenewTime, acquired)
+			}
+			time.Sleep(5 * time.Second)
+			record.RenewTime = metav1.Now()
+		}
+	})
 }
 
 // TestStandbyEnds: the end of the campaign ends the wait and the watch.
