@@ -117,8 +117,9 @@ func (s *simulation) start(name string) *replica {
 	config.API = s.api.Config(r.client)
 	config.API.ContentType = runtime.ContentTypeProtobuf
 	config.API.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	if s.choices.Pick(3) == 2 {
-		config.FirstLimit = 1 // as after throttled calls: attempts wait before their call, and decide again
+	// As after throttled calls: attempts wait before their call, and decide again. Not with capacity, whose pairs have a random order.
+	if s.choices.Pick(3) == 2 && !s.scale.features.Capacity {
+		config.FirstLimit = 1
 	}
 	if s.scale.features.Topolvm {
 		config.DriverCalls = s.driverCalls(r)
