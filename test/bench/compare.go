@@ -185,7 +185,8 @@ func measurePairs(ctx context.Context, o options, sides [2]side, n int) (pairs [
 		for s, side := range sides {
 			say("pair %d of %d: %s", i+1, n, side.Versions)
 			o.sidecars = side.Commands
-			if pair[s], err = measure(ctx, o); err != nil {
+			pair[s], err = measure(ctx, o)
+			if err != nil {
 				return pairs, fmt.Errorf("%s: %w", side.Name, err)
 			}
 		}

@@ -71,7 +71,8 @@ func measureFailover(ctx context.Context, o options, sides [2]side, in cluster) 
 	f := &failover{Volumes: in.volumes, Claims: in.claims, Lease: leaseDuration.String()}
 	for s, side := range sides {
 		say("measuring the failover of %s", side.Versions)
-		if f.Takeover[s], err = b.takeovers(ctx, side, in.rounds); err != nil {
+		f.Takeover[s], err = b.takeovers(ctx, side, in.rounds)
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", side.Name, err)
 		}
 	}
@@ -161,7 +162,8 @@ func (b *bench) replica(ctx context.Context, s side, number int) (*replica, erro
 	r := &replica{bench: *b}
 	r.host = fmt.Sprintf("replica-%d", number)
 	var err error
-	if r.dir, err = os.MkdirTemp(b.dir, r.host+"-"); err != nil {
+	r.dir, err = os.MkdirTemp(b.dir, r.host+"-")
+	if err != nil {
 		return nil, err
 	}
 	r.socket = filepath.Join(r.dir, "csi.sock")
@@ -175,7 +177,8 @@ func (b *bench) replica(ctx context.Context, s side, number int) (*replica, erro
 		commands = append(commands, fmt.Sprintf("%s --leader-election --leader-election-lease-duration=%v "+
 			"--leader-election-retry-period=%v", command, leaseDuration, retryPeriod))
 	}
-	if r.stop, err = r.start(ctx, commands, "POD_NAME="+r.host); err != nil {
+	r.stop, err = r.start(ctx, commands, "POD_NAME="+r.host)
+	if err != nil {
 		r.plugin.Stop()
 		return nil, err
 	}
