@@ -179,26 +179,27 @@ func drive(gate *Gate, driver model, l load, expected int) outcome {
 	record := func(it item, err error) {
 		mu.Lock()
 		defer mu.Unlock()
+		if len(o.done) == expected {
+			return
+		}
 		for _, limit := range gate.Limits() {
 			o.limited = true
 			if o.lowest == 0 || limit.Limit < o.lowest {
 				o.lowest = limit.Limit
 			}
 		}
-		switch {
-		case len(o.done) == expected:
-		case err == nil:
+		if err == nil {
 			o.done = append(o.done, time.Now())
 			if len(o.done) == expected {
 				close(stop)
 			}
-		default:
-			o.failed = append(o.failed, time.Now())
-			// As in a workloop, with a jitter that keeps the attempts apart.
-			backoff := time.Second << min(it.attempt-1, 8)
-			backoff += backoff / 2 * time.Duration(it.claim) / time.Duration(l.claims)
-			time.AfterFunc(backoff, func() { queue <- item{it.claim, it.attempt + 1} })
+			return
 		}
+		o.failed = append(o.failed, time.Now())
+		// As in a workloop, with a jitter that keeps the attempts apart.
+		backoff := time.Second << min(it.attempt-1, 8)
+		backoff += backoff / 2 * time.Duration(it.claim) / time.Duration(l.claims)
+		time.AfterFunc(backoff, func() { queue <- item{it.claim, it.attempt + 1} })
 	}
 	for claim := range l.claims {
 		time.AfterFunc(l.at(claim), func() { queue <- item{claim, 1} })
