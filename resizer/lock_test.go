@@ -52,7 +52,7 @@ func TestBegin(t *testing.T) {
 		if got := a.t.ledger.Get(a.key); got.State != tt.want {
 			t.Errorf("%s: %v, want %v", name, got.State, tt.want)
 		}
-		if err := a.t.ledger.Send(t.Context(), a.key, size(tt.target).key); (err == nil) != tt.sends {
+		if err := a.t.ledger.Send(t.Context(), a.key, size(tt.target).key, true); (err == nil) != tt.sends {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
