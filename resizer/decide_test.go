@@ -325,7 +325,8 @@ func TestNoWriteShrinks(t *testing.T) {
 		t.Error(err)
 	}
 	err := a.patchClaim(t.Context(), s, func(c *corev1.PersistentVolumeClaim) { c.Status.Capacity = storage("1Mi") })
-	if want := "PVC ns/c1: its capacity would shrink from 1Gi to 1Mi"; !errors.Is(err, intent.ErrBug) || !strings.Contains(err.Error(), want) {
+	want := "PVC ns/c1: its capacity would shrink from 1Gi to 1Mi"
+	if !errors.Is(err, intent.ErrBug) || !strings.Contains(err.Error(), want) {
 		t.Error(err)
 	}
 }

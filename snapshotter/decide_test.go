@@ -348,7 +348,8 @@ func TestDecide(t *testing.T) {
 			if step.action != test.want || step.reason != test.reason {
 				t.Errorf("%v (%s) %v, want %v (%s)", step.action, step.reason, step.err, test.want, test.reason)
 			}
-			if s := testState(test.changes...); step.action == doCreate && !s.call.State.MayHaveEffect() && !s.content.recorded(step.request) {
+			s := testState(test.changes...)
+			if step.action == doCreate && !s.call.State.MayHaveEffect() && !s.content.recorded(step.request) {
 				t.Error("the first call has no record")
 			}
 		})

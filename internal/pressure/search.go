@@ -85,8 +85,8 @@ func (s *search) next(r result, now time.Time) (limit int, reason string) {
 	saturated := r.waiting || up && r.limit == 0 && r.peak > last.limit
 	switch {
 	case down && saturated && rate > 0 && rate < lost*last.rate:
-		// Fewer calls at a time complete fewer.
-		if !s.fineDown {
+		// Fewer calls at a time complete fewer. Without a limit before, a small step could be too short of calls to be judged.
+		if !s.fineDown && last.limit > 0 {
 			s.fineDown, s.last = true, last
 			return s.below(last.limit, 1), reason
 		}
