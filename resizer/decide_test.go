@@ -319,7 +319,7 @@ func TestDecideExpand(t *testing.T) {
 
 // TestNoWriteShrinks: a write that makes a capacity smaller ends before its request.
 func TestNoWriteShrinks(t *testing.T) {
-	s, a := testState(), &attempt{} // without a client
+	s, a := testState(), &attempt{t: &term{c: &Controller{driver: expanding()}}} // without a client
 	shrink := step{volume: func(pv *corev1.PersistentVolume) { pv.Spec.Capacity = storage("1Mi") }}
 	if _, err := a.writeVolume(t.Context(), s, shrink); !errors.Is(err, intent.ErrBug) {
 		t.Error(err)

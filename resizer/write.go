@@ -77,7 +77,11 @@ func (a *attempt) claimNotWritten(ctx context.Context, s claimState, step step, 
 func (a *attempt) writeVolume(ctx context.Context, s claimState, step step) (written bool, err error) {
 	changed := s.volume.DeepCopy()
 	step.volume(changed)
-	if err := mustNotShrink("PersistentVolume", s.volume, volumeSize(s.volume), volumeSize(changed)); err != nil {
+	least := volumeSize(s.volume)
+	if a.t.c.driver.expansion == expandsNode && s.claim != nil {
+		least = capacityOf(s.claim) // the node could not expand the volume to the size that was written
+	}
+	if err := mustNotShrink("PersistentVolume", s.volume, least, volumeSize(changed)); err != nil {
 		return false, err
 	}
 	patch, err := patchOf(s.volume, changed)
