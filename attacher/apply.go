@@ -89,7 +89,7 @@ func (t *term) publish(ctx context.Context, s attachmentState, step step) error 
 	defer done()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, step.source.migrated), t.c.cfg.Timeout)
 	defer cancel()
-	if err := t.calls.Send(ctx, va.UID, step.source.args(va)); err != nil {
+	if err := t.calls.Send(ctx, va.UID, step.source.args(va), t.c.driver.recorded(va, step)); err != nil {
 		return err
 	}
 	response, err := t.c.deps.CSI.ControllerPublishVolume(call, request)

@@ -462,7 +462,7 @@ func FuzzDecide(f *testing.F) {
 			t.Errorf("%v of a driver that cannot", step.action)
 		case call && step.source.secrets != nil && !s.secretsRead:
 			t.Errorf("%v without the secret", step.action)
-		case step.action == doPublish && (len(va.Finalizers) == 0 || len(s.volume.Finalizers) == 0 || va.DeletionTimestamp != nil):
+		case step.action == doPublish && (!d.recorded(va, step) || len(s.volume.Finalizers) == 0 || va.DeletionTimestamp != nil):
 			t.Errorf("publish without protection: %+v", s)
 		case step.action == doUnpublish && va.DeletionTimestamp == nil:
 			t.Errorf("unpublish of a volume to attach: %+v", s)
@@ -470,6 +470,25 @@ func FuzzDecide(f *testing.F) {
 			t.Errorf("%v with error %v", step.action, step.err)
 		}
 	})
+}
+
+// TestRecorded: the first ControllerPublishVolume is not sent without what its detach needs.
+func TestRecorded(t *testing.T) {
+	publish := step{source: source{handle: "vol-1"}, nodeID: "id-1"}
+	for name, tt := range map[string]struct {
+		va   *storagev1.VolumeAttachment
+		want bool
+	}{
+		"recorded":    {testAttachment(protected), true},
+		"no record":   {testAttachment(), false},
+		"no handle":   {testAttachment(protected, func(va *storagev1.VolumeAttachment) { delete(va.Annotations, annVolumeHandle) }), false},
+		"other node":  {testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Annotations[annNodeID] = "id-2" }), false},
+		"unprotected": {testAttachment(protected, func(va *storagev1.VolumeAttachment) { va.Finalizers = nil }), false},
+	} {
+		if got := testDriver(nil).recorded(tt.va, publish); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
 }
 
 func TestPublishRequest(t *testing.T) {

@@ -51,6 +51,12 @@ func detachAnnotations(src source, former []string, nodeID string) kube.Metadata
 	return change
 }
 
+// recorded reports whether va has what the detach after the publish of st needs.
+func (d driver) recorded(va *storagev1.VolumeAttachment, st step) bool {
+	handle, nodeID := Recorded(va)
+	return slices.Contains(va.Finalizers, d.finalizer) && handle == st.source.handle && nodeID == st.nodeID
+}
+
 // sameRecord returns tests that fail if va is outdated and another leader has recorded node IDs on it.
 func sameRecord(va *storagev1.VolumeAttachment) map[string]any {
 	tests := map[string]any{}

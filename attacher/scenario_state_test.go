@@ -252,6 +252,8 @@ func attacherScenarioState(t *testing.T) {
 		s.attachment.UID = "deleted"
 		source, err := f.c.driver.currentSource(s)
 		f.Must(err)
+		s.attachment.Finalizers = []string{f.c.driver.finalizer}
+		s.attachment.Annotations = map[string]string{annNodeID: "id-1", annVolumeHandle: source.handle}
 		_ = term.publish(t.Context(), s, step{action: doPublish, source: source, nodeID: "id-1"}) // its status cannot be written
 		if _, err = term.sync(t.Context(), keyOf(s.attachment)); err == nil || !strings.Contains(err.Error(), "was created again") {
 			t.Errorf("got %v", err)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/tracing"
 )
@@ -24,6 +25,11 @@ func (l *claimLoop) createPV(ctx context.Context, client kubernetes.Interface, k
 	if user := l.users.ofCreated(key, o); user != "" && !o.pvMayExist {
 		return l.c.keep(o, fmt.Errorf("CreateVolume returned volume %q, which belongs to %s; the volume is not deleted. "+
 			"Delete that object if it is not needed, or correct the driver", o.handle, user))
+	}
+	if err := intent.Must(o.pv.Name == l.c.driver.volumeName(key.UID) && o.pv.Spec.ClaimRef != nil && o.pv.Spec.ClaimRef.UID == key.UID,
+		"PersistentVolume %q of volume %q would be a second one of claim %s", o.pv.Name, o.handle, key); err != nil {
+		l.c.claimFailed(o.claim, failedEvent(o.plan.ClassName, err))
+		return change{}, err
 	}
 	pv, err := client.CoreV1().PersistentVolumes().Create(ctx, o.pv, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {

@@ -42,7 +42,7 @@ func (l *claimLoop) createVolume(ctx context.Context, key claimKey, s claimState
 	defer slow.Stop()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, o.plan.Migrated), l.c.cfg.Timeout)
 	defer cancel()
-	if err := l.ops.Send(ctx, key, s.call.Args); err != nil {
+	if err := l.ops.Send(ctx, key, s.call.Args, l.c.driver.mayBeFirst(s)); err != nil {
 		return change{}, err
 	}
 	response, err := l.c.deps.CSI.CreateVolume(call, o.request)

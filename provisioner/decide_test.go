@@ -724,6 +724,9 @@ func TestDecide(t *testing.T) {
 			if tt.err != nil && !errors.Is(got.err, tt.err) {
 				t.Errorf("error %v, want %v", got.err, tt.err)
 			}
+			if got.action == doCreateVolume && s.call.State == intent.Planned && !testDriver(tt.driver).mayBeFirst(s) {
+				t.Error("the first call has no record, or is not wanted")
+			}
 			switch got.action {
 			case doBegin:
 				if got.next.request.GetName() != "pvc-"+uid {

@@ -279,6 +279,13 @@ func (d driver) policy(s claimState) intent.Policy {
 	return p
 }
 
+// mayBeFirst reports whether the first CreateVolume of a request may be sent: the claim needs a volume, and has the record if there must be
+// one.
+func (d driver) mayBeFirst(s claimState) bool {
+	unrecorded := d.policy(s).Record == intent.BeforeCall && !(isProtected(s.claim) && recordIDOf(s.claim) == s.call.Args)
+	return s.claim != nil && needsVolume(s.claim) && !unrecorded
+}
+
 // protect records the request on the claim. An operation whose outcome is unknown continues
 // if that fails: the result of the call ends it, too. That of an earlier process waits, because late writes of that process
 // could remove its record during the call, unless the API server refuses the new one or a webhook changes it.

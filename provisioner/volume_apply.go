@@ -20,6 +20,7 @@ import (
 
 	"github.com/storage-controller/storage-controller/csiclient"
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 	"github.com/storage-controller/storage-controller/internal/pressure"
 	"github.com/storage-controller/storage-controller/internal/tracing"
@@ -111,6 +112,9 @@ func (l *volumeLoop) deleteVolume(ctx context.Context, pv *corev1.PersistentVolu
 	}
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, live.Spec.CSI == nil), l.c.cfg.Timeout)
 	defer cancel()
+	if err := intent.Must(isReleased(live), "DeleteVolume of %q: %s", handle, describe(live)); err != nil {
+		return l.failed(live, err)
+	}
 	if err := election.MayCallNow(ctx, read); err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ func (a *attempt) expand(ctx context.Context, s claimState, step step) error {
 		return err
 	}
 	var response *csi.ControllerExpandVolumeResponse
-	if ended := a.call(ctx, src, step, func(call context.Context) {
+	if ended := a.call(ctx, s, src, step, func(call context.Context) {
 		response, err = a.t.c.deps.CSI.ControllerExpandVolume(call, request)
 	}); ended != nil {
 		return ended
@@ -64,7 +64,7 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 		return err
 	}
 	request := driver.modifyRequest(src, s.claim, s.classes[step.target.key], s.secrets)
-	if ended := a.call(ctx, src, step, func(call context.Context) {
+	if ended := a.call(ctx, s, src, step, func(call context.Context) {
 		_, err = a.t.c.deps.CSI.ControllerModifyVolume(call, request)
 	}); ended != nil {
 		return ended
@@ -78,10 +78,11 @@ func (a *attempt) modify(ctx context.Context, s claimState, step step) error {
 
 // call calls f with the deadline of a CSI call and without the lock of the claim. If ctx ends before the volume can be used, or this
 // process must not call the driver, call returns an error without calling f.
-func (a *attempt) call(ctx context.Context, src source, step step, f func(context.Context)) error {
+func (a *attempt) call(ctx context.Context, s claimState, src source, step step, f func(context.Context)) error {
 	a.begin(step)
+	recorded := s.intends(a.key.Operation, step.target.key)
 	// Also before the lock is released: the other operation of the claim must not plan another call.
-	if err := a.t.ledger.Send(ctx, a.key, step.target.key); err != nil {
+	if err := a.t.ledger.Send(ctx, a.key, step.target.key, recorded); err != nil {
 		return err
 	}
 	// An attempt that follows reads the secret again.
@@ -95,7 +96,7 @@ func (a *attempt) call(ctx context.Context, src source, step step, f func(contex
 	defer release()
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, src.migrated), a.t.c.cfg.callTimeout(a.key.Operation))
 	defer cancel()
-	if err := a.t.ledger.Send(ctx, a.key, step.target.key); err != nil {
+	if err := a.t.ledger.Send(ctx, a.key, step.target.key, recorded); err != nil {
 		return err
 	}
 	f(call)

@@ -317,6 +317,20 @@ func TestDecideExpand(t *testing.T) {
 	}
 }
 
+// TestNoWriteShrinks: a write that makes a capacity smaller ends before its request.
+func TestNoWriteShrinks(t *testing.T) {
+	s, a := testState(), &attempt{t: &term{c: &Controller{driver: expanding()}}} // without a client
+	shrink := step{volume: func(pv *corev1.PersistentVolume) { pv.Spec.Capacity = storage("1Mi") }}
+	if _, err := a.writeVolume(t.Context(), s, shrink); !errors.Is(err, intent.ErrBug) {
+		t.Error(err)
+	}
+	err := a.patchClaim(t.Context(), s, func(c *corev1.PersistentVolumeClaim) { c.Status.Capacity = storage("1Mi") })
+	want := "PVC ns/c1: its capacity would shrink from 1Gi to 1Mi"
+	if !errors.Is(err, intent.ErrBug) || !strings.Contains(err.Error(), want) {
+		t.Error(err)
+	}
+}
+
 func TestDecideExpandOnNode(t *testing.T) {
 	for name, tt := range map[string]struct {
 		state []func(*claimState)

@@ -52,7 +52,7 @@ func TestBegin(t *testing.T) {
 		if got := a.t.ledger.Get(a.key); got.State != tt.want {
 			t.Errorf("%s: %v, want %v", name, got.State, tt.want)
 		}
-		if err := a.t.ledger.Send(t.Context(), a.key, size(tt.target).key); (err == nil) != tt.sends {
+		if err := a.t.ledger.Send(t.Context(), a.key, size(tt.target).key, true); (err == nil) != tt.sends {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -62,8 +62,9 @@ func TestBegin(t *testing.T) {
 // no response of the driver. There is no driver and no API server: every use of them panics.
 func TestCallOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := testState()
-		s.classes = classes{"": &storagev1.VolumeAttributesClass{}}
+		s := testState(sizes("2Gi", "1Gi", "2Gi", controllerInProgress, "1Gi"), vac("gold", "", "InProgress", "gold"))
+		s.classes = classes{"gold": &storagev1.VolumeAttributesClass{}}
+		targets := map[operation]target{expand: size("2Gi"), modify: {key: "gold"}}
 		handle := s.volume.Spec.CSI.VolumeHandle
 		var locks keylock.Locks[string]
 		if _, ok := locks.TryExclusive(handle); !ok {
@@ -77,7 +78,7 @@ func TestCallOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 			a := &attempt{t: term, key: key{Operation: o}}
 			a.lock()
 			call := map[operation]func(context.Context, claimState, step) error{expand: a.expand, modify: a.modify}[o]
-			if err := call(ctx, s, step{trigger: intent.Plan}); !errors.Is(err, ended) || term.ledger.Get(a.key).Payload.answer != nil {
+			if err := call(ctx, s, step{trigger: intent.Plan, target: targets[o]}); !errors.Is(err, ended) || term.ledger.Get(a.key).Payload.answer != nil {
 				t.Errorf("%s returned %v, and the call is %+v", o, err, term.ledger.Get(a.key))
 			}
 			// Sent before the wait, so that the other operation cannot plan another call.

@@ -10,10 +10,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -31,6 +34,9 @@ func (a *attempt) writeClaim(ctx context.Context, s claimState, step step) (writ
 func (a *attempt) patchClaim(ctx context.Context, s claimState, change func(*corev1.PersistentVolumeClaim)) error {
 	changed := s.claim.DeepCopy()
 	change(changed)
+	if err := mustNotShrink("PVC", s.claim, capacityOf(s.claim), capacityOf(changed)); err != nil {
+		return err
+	}
 	patch, err := patchOf(s.claim, changed)
 	if err != nil || patch == nil {
 		return err
@@ -54,6 +60,11 @@ func (a *attempt) patchClaim(ctx context.Context, s claimState, change func(*cor
 	return nil
 }
 
+// mustNotShrink returns an error if a write would make the capacity of o smaller.
+func mustNotShrink(kind string, o metav1.Object, before, after resource.Quantity) error {
+	return intent.Must(after.Cmp(before) >= 0, "%s %s: its capacity would shrink from %s to %s", kind, klog.KObj(o), &before, &after)
+}
+
 // claimNotWritten handles the error of a write. It returns nil if the claim must be decided about again.
 func (a *attempt) claimNotWritten(ctx context.Context, s claimState, step step, err error) error {
 	if retry, err := a.retry(s, step, err); !retry {
@@ -66,6 +77,13 @@ func (a *attempt) claimNotWritten(ctx context.Context, s claimState, step step, 
 func (a *attempt) writeVolume(ctx context.Context, s claimState, step step) (written bool, err error) {
 	changed := s.volume.DeepCopy()
 	step.volume(changed)
+	least := volumeSize(s.volume)
+	if a.t.c.driver.expansion == expandsNode && s.claim != nil {
+		least = capacityOf(s.claim) // the node could not expand the volume to the size that was written
+	}
+	if err := mustNotShrink("PersistentVolume", s.volume, least, volumeSize(changed)); err != nil {
+		return false, err
+	}
 	patch, err := patchOf(s.volume, changed)
 	switch {
 	case err != nil:

@@ -65,7 +65,7 @@ func (l *loop) send(ctx context.Context, c *content, r *createRequest, secrets m
 	defer release()
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
-	if err := l.ledger.Send(ctx, c.UID, r.args()); err != nil {
+	if err := l.ledger.Send(ctx, c.UID, r.args(), c.recorded(r)); err != nil {
 		return nil, false, err
 	}
 	a, err = l.calls.create(call, c, r, secrets)

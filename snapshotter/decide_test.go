@@ -348,7 +348,32 @@ func TestDecide(t *testing.T) {
 			if step.action != test.want || step.reason != test.reason {
 				t.Errorf("%v (%s) %v, want %v (%s)", step.action, step.reason, step.err, test.want, test.reason)
 			}
+			s := testState(test.changes...)
+			if step.action == doCreate && !s.call.State.MayHaveEffect() && !s.content.recorded(step.request) {
+				t.Error("the first call has no record")
+			}
 		})
+	}
+}
+
+// TestRecorded: the first CreateSnapshot is not sent without its record.
+func TestRecorded(t *testing.T) {
+	recorded := testState(set(AnnBeingCreated, AnnRequest)).content
+	r, err := recorded.recordedRequest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := *r
+	other.Name += "-other"
+	for name, got := range map[string]bool{
+		"without":                recorded.recorded(r) && !testState().content.recorded(r),
+		"without the annotation": !testState(set(AnnRequest)).content.recorded(r),
+		"of another request":     !recorded.recorded(&other),
+		"of a check":             testState(withStatus(contentStatus{handle: "h"})).content.recorded(r),
+	} {
+		if !got {
+			t.Error(name)
+		}
 	}
 }
 

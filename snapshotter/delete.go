@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
@@ -36,6 +37,10 @@ func (l *loop) delete(ctx context.Context, s state, step step) error {
 	}
 	call, cancel := context.WithTimeout(ctx, l.c.cfg.Timeout)
 	defer cancel()
+	deletes := c.leaving() && c.policy == snapshotv1.VolumeSnapshotContentDelete && !c.member()
+	if err := intent.Must(deletes, "%s of %q: the content is not deleted with its snapshot", c.remove, step.deleted.handle); err != nil {
+		return l.reportDeletion(ctx, c, deletionError(c, err))
+	}
 	if err := election.MayCallNow(ctx, s.read); err != nil {
 		return err
 	}

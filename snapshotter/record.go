@@ -133,6 +133,12 @@ func (c *content) recordedRequest() (*createRequest, error) {
 	return &r, nil
 }
 
+// recorded reports whether c has the record that the first CreateSnapshot with r needs. The check of a snapshot that exists needs none.
+func (c *content) recorded(r *createRequest) bool {
+	record, malformed := c.recordedRequest()
+	return !c.isNew() || c.has(c.creating) && malformed == nil && record != nil && record.equal(r)
+}
+
 // binds reports whether every call must repeat the recorded request of c: the snapshot exists, or may have been created by an
 // earlier call. After a definite error, a changed class or name replaces the record.
 func (c *content) binds(e entry) bool {

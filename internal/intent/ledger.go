@@ -95,17 +95,20 @@ func (l *Ledger[K, P]) apply(k K, old Entry[P], c Change[P]) (now Entry[P], err 
 }
 
 // Send records that a call is sent. Call it directly before the call, after everything that waits: after a panic in the call, the
-// outcome is unknown. It fails if this process must not call the driver now, or if args are not those of the entry: a call is
-// repeated with equal arguments only.
-func (l *Ledger[K, P]) Send(ctx context.Context, k K, args string) error {
+// outcome is unknown. It fails if this process must not call the driver now, if args are not those of the entry, because a call is
+// repeated with equal arguments only, or if this is the first call and recorded is false: the object lacks a record that the call needs.
+func (l *Ledger[K, P]) Send(ctx context.Context, k K, args string, recorded bool) error {
 	if err := l.mayCall(ctx); err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := l.entries[k]
-	if old.Args != args {
-		return fmt.Errorf("call of %v: its arguments are not the planned ones: %w", k, ErrBug)
+	if err := Must(old.Args == args, "call of %v: its arguments are not the planned ones", k); err != nil {
+		return err
+	}
+	if err := Must(recorded || old.State != Planned, "call of %v: it is not recorded", k); err != nil {
+		return err
 	}
 	_, err := l.apply(k, old, Change[P]{Event: Send})
 	return err

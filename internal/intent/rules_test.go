@@ -177,7 +177,8 @@ func TestLedger(t *testing.T) {
 			return err
 		}
 	}
-	send := func(args string) func() error { return func() error { return l.Send(t.Context(), "a", args) } }
+	send := func(args string) func() error { return func() error { return l.Send(t.Context(), "a", args, true) } }
+	sendUnrecorded := func(args string) func() error { return func() error { return l.Send(t.Context(), "a", args, false) } }
 	for i, tt := range []struct {
 		do   func() error
 		fail error
@@ -191,13 +192,14 @@ func TestLedger(t *testing.T) {
 		{do: apply(Replan, "x", 2), want: Entry[int]{State: Planned, Args: "x", Payload: 2}},
 		{do: apply(Refuse, "y", 3), want: Entry[int]{State: Planned, Args: "x", Refused: true, Payload: 3}},
 		{do: send("y"), fail: ErrBug, want: Entry[int]{State: Planned, Args: "x", Refused: true, Payload: 3}},
+		{do: sendUnrecorded("x"), fail: ErrBug, want: Entry[int]{State: Planned, Args: "x", Refused: true, Payload: 3}},
 		{do: send("x"), lost: lost, fail: lost, want: Entry[int]{State: Planned, Args: "x", Refused: true, Payload: 3}},
 		{do: send("x"), want: Entry[int]{State: Sent, Args: "x", Refused: true, Payload: 3}},
 		{do: apply(Plan, "y", 0), fail: ErrBug, want: Entry[int]{State: Sent, Args: "x", Refused: true, Payload: 3}},
 		{do: apply(Replan, "y", 0), fail: ErrBug, want: Entry[int]{State: Sent, Args: "x", Refused: true, Payload: 3}},
 		{do: apply(Lose, "y", 4), want: Entry[int]{State: Unknown, Args: "x", Payload: 4}},
 		{do: apply(0, "y", 5), want: Entry[int]{State: Unknown, Args: "x", Payload: 5}},
-		{do: send("x"), want: Entry[int]{State: Unknown, Args: "x", Payload: 5}},
+		{do: sendUnrecorded("x"), want: Entry[int]{State: Unknown, Args: "x", Payload: 5}},
 		{do: apply(Answer, "y", 5), want: Entry[int]{State: Answered, Args: "x", Payload: 5}},
 		{do: apply(Settle, "y", 6), want: Entry[int]{State: Settled, Args: "x", Payload: 6}},
 		{do: apply(Resume, "z", 6), want: Entry[int]{State: Unknown, Args: "z", Inherited: true, Payload: 6}},

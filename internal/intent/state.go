@@ -74,14 +74,23 @@ var events = map[Event]map[State]State{
 	Reset: {Idle: Idle, Settled: Idle},
 }
 
-// ErrBug follows a state that no input may lead to.
-var ErrBug = errors.New("this is a bug of storage-controller")
+// ErrBug follows a state that no input may lead to. Before a call or a write, nothing is called or written. Loops count and log it.
+var ErrBug = errors.New("this is a bug of storage-controller. Report it with the log")
+
+// Must returns an error that wraps [ErrBug], with the text of format and args, unless holds. It is for what must be true directly before a
+// call or a write that could harm data, whatever was decided.
+func Must(holds bool, format string, args ...any) error {
+	if holds {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrBug)
+}
 
 // after returns the state after e, or an error if e is illegal in s.
 func (s State) after(e Event) (State, error) {
 	next, legal := events[e][s]
-	if !legal {
-		return s, fmt.Errorf("illegal event %s in state %s: %w", e, s, ErrBug)
+	if err := Must(legal, "illegal event %s in state %s", e, s); err != nil {
+		return s, err
 	}
 	return next, nil
 }

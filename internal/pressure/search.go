@@ -37,15 +37,16 @@ type result struct {
 }
 
 // search looks for the lowest limit with which a driver completes as many calls. It moves by factors of two, and takes a step back that
-// did not pay. Without a limit that helps there is none for a while: the calls of some drivers take long, or time out, however few there
-// are.
+// did not pay. A smaller step follows, and then a pause. Without a limit that helps there is none for a while: the calls of some drivers
+// take long, or time out, however few there are.
 type search struct {
 	last     *measured                // the limit before the step to the present one; nil: no step has to be judged
 	top      int                      // calls at a time when a limit was first needed
 	alone    map[string]time.Duration // that a call of a group takes almost alone, of at most maxGroups
 	down, up pause
-	fine     bool      // the next step up is small
-	stuck    time.Time // since when a limit has not helped: too few calls succeed; zero if it helps
+	// fineDown, fineUp: the next step in this direction is small.
+	fineDown, fineUp bool
+	stuck            time.Time // since when a limit has not helped: too few calls succeed; zero if it helps
 }
 
 // measured is the rate of a limit.
@@ -84,15 +85,19 @@ func (s *search) next(r result, now time.Time) (limit int, reason string) {
 	saturated := r.waiting || up && r.limit == 0 && r.peak > last.limit
 	switch {
 	case down && saturated && rate > 0 && rate < lost*last.rate:
-		// Fewer calls at a time complete fewer.
+		// Fewer calls at a time complete fewer. Without a limit before, a small step could be too short of calls to be judged.
+		if !s.fineDown && last.limit > 0 {
+			s.fineDown, s.last = true, last
+			return s.below(last.limit, 1), reason
+		}
 		s.down.extend(now)
 		return last.limit, reason
 	case up && saturated && rate < gained*last.rate:
-		// More calls at a time complete no more. A smaller step follows, and then a pause.
-		if s.fine {
+		// More calls at a time complete no more.
+		if s.fineUp {
 			s.up.extend(now)
 		}
-		s.fine = true
+		s.fineUp = true
 		return last.limit, reason
 	case down && rate > 0 && last.rate > 0:
 		s.down.length = 0
@@ -125,7 +130,13 @@ func (s *search) step(r result, overload bool, now time.Time) int {
 		s.down.extend(now)
 		return 0
 	case overload && !now.Before(s.down.until):
-		return s.below(r)
+		if r.limit == 0 && r.peak < minPeak {
+			return 0
+		}
+		if r.limit == 0 {
+			s.top = r.peak
+		}
+		return s.below(r.limit, r.good)
 	case !overload && r.limit > 0 && r.waiting && !now.Before(s.up.until):
 		return s.above(r.limit)
 	}
@@ -135,26 +146,29 @@ func (s *search) step(r result, overload bool, now time.Time) int {
 // lower reports whether a is a lower limit than b.
 func lower(a, b int) bool { return a != b && a != 0 && (b == 0 || a < b) }
 
-// below returns the next lower limit: half of the calls, or those that a throttling driver has completed.
-func (s *search) below(r result) int {
-	calls := r.limit
-	if calls == 0 {
-		if r.peak < minPeak {
-			return 0
-		}
-		calls, s.top = r.peak, r.peak
+// below returns the limit below another one, 0 for none, with which that fraction of the calls succeeds: half of it, three quarters in a
+// small step, or the calls that a throttling driver has completed.
+func (s *search) below(limit int, good float64) int {
+	if limit == 0 {
+		limit = s.top
 	}
-	s.fine = false
-	if r.good < 0.5 {
-		return max(int(float64(calls)*r.good), 1)
+	s.fineUp = false
+	switch {
+	case good < 0.5:
+		limit = int(float64(limit) * good)
+	case s.fineDown:
+		limit = limit * 3 / 4
+	default:
+		limit /= 2
 	}
-	return max(calls/2, 1)
+	return max(limit, 1)
 }
 
 // above returns the next higher limit.
 func (s *search) above(limit int) int {
 	limit *= 2
-	if s.fine {
+	s.fineDown = false
+	if s.fineUp {
 		limit = (limit*5 + 7) / 8
 	}
 	if limit >= s.top {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
 // TestFailuresAreLoggedOnce: at the default verbosity, a failing key is logged once per text of its error until it succeeds.
@@ -35,12 +36,13 @@ func TestFailuresAreLoggedOnce(t *testing.T) {
 		results []error // of the attempts
 		want    []string
 	}{
-		"the same text":     {[]error{full, full, full}, []string{"the pool is full"}},
-		"another text":      {[]error{full, refused, full}, []string{"the pool is full", "no permission"}},
-		"after a success":   {[]error{full, nil, full}, []string{"the pool is full", "the pool is full"}},
-		"a conflict passes": {[]error{conflict, fmt.Errorf("changing: %w", conflict), election.ErrLost}, nil},
-		"a long text":       {[]error{errors.New(strings.Repeat("x", 1<<20))}, []string{"xxx"}},
-		"many texts":        {append(numbered, numbered[len(numbered)-1]), strings.Fields("0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16")},
+		"the same text":       {[]error{full, full, full}, []string{"the pool is full"}},
+		"another text":        {[]error{full, refused, full}, []string{"the pool is full", "no permission"}},
+		"after a success":     {[]error{full, nil, full}, []string{"the pool is full", "the pool is full"}},
+		"a conflict passes":   {[]error{conflict, fmt.Errorf("changing: %w", conflict), election.ErrLost}, nil},
+		"violated invariants": {[]error{intent.Must(false, "twice"), intent.Must(false, "twice")}, []string{"twice", "twice"}},
+		"a long text":         {[]error{errors.New(strings.Repeat("x", 1<<20))}, []string{"xxx"}},
+		"many texts":          {append(numbered, numbered[len(numbered)-1]), strings.Fields("0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -9,10 +9,11 @@ import (
 )
 
 // Metrics holds the collectors of all loops of a process: the standard workqueue metrics and the
-// number of recovered panics.
+// numbers of recovered panics and of violated invariants.
 type Metrics struct {
 	queueMetrics
 	panics *prometheus.CounterVec
+	bugs   *prometheus.CounterVec
 	loops  loops
 }
 
@@ -51,8 +52,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "storage_controller_worker_panics_total",
 			Help: "Panics recovered while processing a key, by queue.",
 		}, label),
+		bugs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "storage_controller_invariant_violations_total",
+			Help: "Attempts that would have violated an invariant, by queue. They ended before the call or the write.",
+		}, label),
 	}
-	reg.MustRegister(m.depth, m.unfinished, m.longest, m.adds, m.retries, m.latency, m.work, m.panics)
+	reg.MustRegister(m.depth, m.unfinished, m.longest, m.adds, m.retries, m.latency, m.work, m.panics, m.bugs)
 	return m
 }
 
@@ -97,6 +102,7 @@ func (p provider) NewLongestRunningProcessorSecondsMetric(name string) workqueue
 func (p provider) NewRetriesMetric(name string) workqueue.CounterMetric {
 	p.m.retries.WithLabelValues(name) // exported before the first failure
 	p.m.panics.WithLabelValues(name)
+	p.m.bugs.WithLabelValues(name)
 	return noCounter{}
 }
 

@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/storage-controller/storage-controller/election"
+	"github.com/storage-controller/storage-controller/internal/intent"
 	"github.com/storage-controller/storage-controller/internal/pressure"
 )
 
@@ -268,6 +269,9 @@ func (l *Loop[K]) process(term, work context.Context, key K) {
 	if waits {
 		err = waiting.Cause
 	}
+	if errors.Is(err, intent.ErrBug) {
+		l.metrics.bugs.WithLabelValues(l.cfg.Name).Inc()
+	}
 	if err != nil || duration >= minRecordedDuration {
 		l.mu.Lock()
 		l.history.add(Attempt{fmt.Sprint(key), start.Add(duration), duration, errorText(err)})
@@ -290,8 +294,12 @@ func (l *Loop[K]) process(term, work context.Context, key K) {
 	}
 }
 
-// logFailure logs err, which may be nil. first is false if this error of the key was logged before.
+// logFailure logs err, which may be nil. first is false if this error of the key was logged before. A bug is logged each time.
 func logFailure(ctx context.Context, log klog.Logger, message string, err error, first bool) {
+	if errors.Is(err, intent.ErrBug) {
+		log.Error(err, message)
+		return
+	}
 	if first && !passes(ctx, err) {
 		log.Error(errors.New(shortened(err.Error(), maxLoggedText)), message)
 		return

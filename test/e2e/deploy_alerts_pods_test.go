@@ -35,20 +35,24 @@ func TestAlertsAboutVolumesAndPods(t *testing.T) {
 	h.pods(p)
 	h.fires(t)
 
-	// No object makes the program panic, as far as is known. So that it has done so is told by
-	// its counter alone; a test of the loop has a real one.
-	t.Run("WorkerPanic_with_its_counter_raised_by_hand", func(t *testing.T) {
-		const counter = `storage_controller_worker_panics_total{name="claims"} `
-		panicked := history{Scrapes: slices.Clone(h.Scrapes), now: h.now}
-		panicked.minute(p, "a")
-		last := &panicked.Scrapes[len(panicked.Scrapes)-1]
-		raised := strings.Replace(last.Text, counter+"0\n", counter+"1\n", 1)
-		if raised == last.Text {
-			t.Fatal("the process does not show that there was no panic")
-		}
-		last.Text = raised
-		panicked.fires(t, "WorkerPanic")
-	})
+	// No object makes the program panic or violate an invariant, as far as is known. So that it has done so is told by
+	// its counters alone; tests of the loop have real ones.
+	for alert, name := range map[string]string{
+		"WorkerPanic": "storage_controller_worker_panics_total", "InvariantViolated": "storage_controller_invariant_violations_total",
+	} {
+		t.Run(alert+"_with_its_counter_raised_by_hand", func(t *testing.T) {
+			counter := name + `{name="claims"} `
+			counted := history{Scrapes: slices.Clone(h.Scrapes), now: h.now}
+			counted.minute(p, "a")
+			last := &counted.Scrapes[len(counted.Scrapes)-1]
+			raised := strings.Replace(last.Text, counter+"0\n", counter+"1\n", 1)
+			if raised == last.Text {
+				t.Fatal("the process does not show that there was none")
+			}
+			last.Text = raised
+			counted.fires(t, alert)
+		})
+	}
 
 	e.unpublish(volume, "id-0")
 	e.eventually("a comparison has found it", func(context.Context) error {

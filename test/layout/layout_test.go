@@ -93,7 +93,7 @@ var allowed = map[string][]string{
 	"internal/tools/migrate": {"internal/rbac"},
 	"internal/volumerules":   {"internal/kube"},
 	"internal/pressure":      {"election"},
-	"internal/workloop":      {"election", "internal/pressure"},
+	"internal/workloop":      {"election", "internal/intent", "internal/pressure"},
 	"internal/tools/statusz": {"csiclient", "election", "internal/pressure", "internal/tools/doctor", "internal/workloop"},
 	"internal/migration":     {},
 	"internal/topology":      {},
@@ -154,7 +154,8 @@ var allowed = map[string][]string{
 	"test/matrix":     {"internal/kubetest"},
 
 	"test/simulation": {
-		"attacher", "csiclient", "csiclient/csitest", "internal/app", "provisioner", "resizer", "snapshotter", "internal/workloop",
+		"attacher", "csiclient", "csiclient/csitest", "internal/app", "internal/intent", "provisioner", "resizer", "snapshotter",
+		"internal/workloop",
 		"internal/kube", "nodecontroller", "nodecontroller/nodecleanup", "test/simulation/apiserver", "test/simulation/cluster",
 		"topolvm",
 	},

@@ -5,14 +5,20 @@ package simulation
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
+
+	"github.com/storage-controller/storage-controller/internal/intent"
 )
 
 // keySink is a [logr.LogSink] that writes nothing. It keeps the loop and the key that a worker adds to its logger.
-type keySink struct{ loop, key any }
+type keySink struct {
+	loop, key any
+	bug       func(error) // is called for each error that wraps [intent.ErrBug]
+}
 
 // keyOf returns the key that a worker processes with ctx, "" outside of a loop. Workers that process different keys can send
 // equal requests.
@@ -23,10 +29,14 @@ func keyOf(ctx context.Context) string {
 	return ""
 }
 
-func (keySink) Init(logr.RuntimeInfo)          {}
-func (keySink) Enabled(int) bool               { return false }
-func (keySink) Info(int, string, ...any)       {}
-func (keySink) Error(error, string, ...any)    {}
+func (keySink) Init(logr.RuntimeInfo)    {}
+func (keySink) Enabled(int) bool         { return false }
+func (keySink) Info(int, string, ...any) {}
+func (s keySink) Error(err error, _ string, _ ...any) {
+	if errors.Is(err, intent.ErrBug) {
+		s.bug(err)
+	}
+}
 func (s keySink) WithName(string) logr.LogSink { return s }
 func (s keySink) WithValues(kv ...any) logr.LogSink {
 	for i := 0; i+1 < len(kv); i += 2 {

@@ -133,7 +133,8 @@ func (s *simulation) start(name string) *replica {
 	os.Setenv("POD_NAME", name)
 	os.Setenv("POD_NAMESPACE", metav1.NamespaceSystem)
 	os.Setenv("NAMESPACE", metav1.NamespaceSystem)
-	ctx, cancel := context.WithCancelCause(klog.NewContext(context.Background(), logr.New(keySink{})))
+	sink := keySink{bug: func(err error) { s.violated("%s: %v", r.client, err) }}
+	ctx, cancel := context.WithCancelCause(klog.NewContext(context.Background(), logr.New(sink)))
 	r.cancel = cancel
 	s.globals.seed()
 	go func() {
