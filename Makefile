@@ -67,6 +67,12 @@ test-others:
 test-reference: ## Test the rolling change and the rollback with csi-provisioner and csi-attacher themselves, as root
 	SIDECARS=csi-provisioner,csi-attacher $(PURE) go test -count=1 $(VETTED) -run 'TestRollingChange|TestRollbackOfTheAttachersFinalizer' ./test/e2e
 
+.PHONY: stories
+stories: export KUBETEST := real
+stories: export SIDECARS := csi-provisioner,csi-attacher,csi-resizer,csi-snapshotter
+stories: ## Play the stories of docs/beside-the-sidecars.md with the sidecars and storage-controller; STORY=name plays one, UPDATE=1 writes the page
+	$(PURE) go test -count=1 $(VETTED) -timeout 30m -parallel 12 -v -run 'TestBesideTheSidecars$(if $(STORY),/story/^$(STORY)$$)' ./test/e2e
+
 CHROMIUM ?= chromium
 
 .PHONY: test-browser
