@@ -78,7 +78,8 @@ func TestCallOfALockedVolumeEndsWithTheTerm(t *testing.T) {
 			a := &attempt{t: term, key: key{Operation: o}}
 			a.lock()
 			call := map[operation]func(context.Context, claimState, step) error{expand: a.expand, modify: a.modify}[o]
-			if err := call(ctx, s, step{trigger: intent.Plan, target: targets[o]}); !errors.Is(err, ended) || term.ledger.Get(a.key).Payload.answer != nil {
+			err := call(ctx, s, step{trigger: intent.Plan, target: targets[o]})
+			if !errors.Is(err, ended) || term.ledger.Get(a.key).Payload.answer != nil {
 				t.Errorf("%s returned %v, and the call is %+v", o, err, term.ledger.Get(a.key))
 			}
 			// Sent before the wait, so that the other operation cannot plan another call.
