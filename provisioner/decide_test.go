@@ -724,8 +724,14 @@ func TestDecide(t *testing.T) {
 			if tt.err != nil && !errors.Is(got.err, tt.err) {
 				t.Errorf("error %v, want %v", got.err, tt.err)
 			}
-			if got.action == doCreateVolume && s.call.State == intent.Planned && !testDriver(tt.driver).mayBeFirst(s) {
+			first := s.call.State == intent.Planned
+			if got.action == doCreateVolume && !testDriver(tt.driver).mayBeFirst(s) && first {
 				t.Error("the first call has no record, or is not wanted")
+			}
+			protected := testDriver(tt.driver)
+			protected.ProvisioningProtection = ProtectionAlways
+			if s.claim == nil && protected.mayBeFirst(s) {
+				t.Error("the first call for a deleted claim")
 			}
 			switch got.action {
 			case doBegin:

@@ -282,8 +282,10 @@ func (d driver) policy(s claimState) intent.Policy {
 // mayBeFirst reports whether the first CreateVolume of a request may be sent: the claim needs a volume, and has the record if there must be
 // one.
 func (d driver) mayBeFirst(s claimState) bool {
-	unrecorded := d.policy(s).Record == intent.BeforeCall && !(isProtected(s.claim) && recordIDOf(s.claim) == s.call.Args)
-	return s.claim != nil && needsVolume(s.claim) && !unrecorded
+	if s.claim == nil || !needsVolume(s.claim) {
+		return false
+	}
+	return d.policy(s).Record != intent.BeforeCall || isProtected(s.claim) && recordIDOf(s.claim) == s.call.Args
 }
 
 // protect records the request on the claim. An operation whose outcome is unknown continues

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
@@ -17,7 +18,7 @@ import (
 // keySink is a [logr.LogSink] that writes nothing. It keeps the loop and the key that a worker adds to its logger.
 type keySink struct {
 	loop, key any
-	bug       func(error) // is called for each error that wraps [intent.ErrBug]
+	bug       func(error) // is called for each panic, and each error that wraps [intent.ErrBug]
 }
 
 // keyOf returns the key that a worker processes with ctx, "" outside of a loop. Workers that process different keys can send
@@ -33,7 +34,7 @@ func (keySink) Init(logr.RuntimeInfo)    {}
 func (keySink) Enabled(int) bool         { return false }
 func (keySink) Info(int, string, ...any) {}
 func (s keySink) Error(err error, _ string, _ ...any) {
-	if errors.Is(err, intent.ErrBug) {
+	if errors.Is(err, intent.ErrBug) || err != nil && strings.HasPrefix(err.Error(), "panic: ") {
 		s.bug(err)
 	}
 }
