@@ -463,6 +463,43 @@ func TestMissingPatchPermissionIsLoggedOncePerCache(t *testing.T) {
 	}
 }
 
+// conflicting is a client of a user without the verb patch. It reads a state that no watch has observed, and its updates conflict.
+type conflicting struct {
+	typedcorev1.PersistentVolumeInterface
+}
+
+func (c conflicting) Get(ctx context.Context, name string, o metav1.GetOptions) (*corev1.PersistentVolume, error) {
+	pv, err := c.PersistentVolumeInterface.Get(ctx, name, o)
+	if err == nil {
+		pv.ResourceVersion = "1000000000"
+	}
+	return pv, err
+}
+
+func (conflicting) Update(_ context.Context, pv *corev1.PersistentVolume, _ metav1.UpdateOptions) (*corev1.PersistentVolume, error) {
+	return nil, apierrors.NewConflict(corev1.Resource("persistentvolumes"), pv.Name, errors.New("simulated"))
+}
+
+func (conflicting) Patch(_ context.Context, name string, _ types.PatchType, _ []byte, _ metav1.PatchOptions, _ ...string,
+) (*corev1.PersistentVolume, error) {
+	return nil, apierrors.NewForbidden(corev1.Resource("persistentvolumes"), name, nil)
+}
+
+// TestFailedUpdateIsNotRecorded: the update instead of a forbidden patch fails. The cache must not show what was not stored: a finalizer
+// that is missing, or, without the last one, an object as deleted.
+func TestFailedUpdateIsNotRecorded(t *testing.T) {
+	c := kubetest.Get(t)
+	pv := createVolume(t, c, nil)
+	volumes := NewMutationCache(informersFor(t, c, c.Client()).Volumes())
+	change := MetadataPatch{AddFinalizers: []string{"example.com/protection"}}
+	if _, err := volumes.Patch(t.Context(), conflicting{c.Client().CoreV1().PersistentVolumes()}, pv, change); !apierrors.IsConflict(err) {
+		t.Errorf("the error is %v", err)
+	}
+	if got, ok := volumes.Get(pv.Name); ok && change.AppliedTo(got) {
+		t.Errorf("the cache shows %v", got.GetFinalizers())
+	}
+}
+
 // restricted returns a client of a user who may use only these verbs on PersistentVolumes.
 func restricted(t *testing.T, c *kubetest.ControlPlane, verbs []string) kubernetes.Interface {
 	t.Helper()

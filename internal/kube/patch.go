@@ -211,7 +211,8 @@ func patchOrUpdate[T metav1.Object](ctx context.Context, w Writer[T], obj T, c M
 
 // updateInstead fetches obj and updates it, for a ClusterRole that grants update but not patch. The
 // resourceVersion prevents lost updates. The wrapped error is the one of the update. It logs
-// forbidden, the error of the patch, once per warn. After an error of change or of the update, it returns the live object.
+// forbidden, the error of the patch, once per warn. After an error of change, it returns the live object, and after one of the update obj:
+// change has modified the live object, and the API server has not stored that.
 func updateInstead[T metav1.Object](
 	ctx context.Context, w Writer[T], obj T, change func(live T) (T, error), forbidden error, warn *sync.Once,
 ) (T, error) {
@@ -225,7 +226,7 @@ func updateInstead[T metav1.Object](
 	}
 	updated, err := w.Update(ctx, changed, metav1.UpdateOptions{})
 	if err != nil {
-		return live, fmt.Errorf("%v; updating the object: %w", forbidden, err)
+		return obj, fmt.Errorf("%v; updating the object: %w", forbidden, err)
 	}
 	warn.Do(func() {
 		klog.FromContext(ctx).Info("No permission to patch, falling back to get and update. Grant the verb patch", "err", forbidden)
