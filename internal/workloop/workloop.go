@@ -357,7 +357,7 @@ func (l *Loop[K]) requeueFailed(key K, err error) (delay time.Duration, first bo
 	}
 	delay = Backoff(l.cfg.RetryStart, l.cfg.RetryMax, st.failures)
 	if l.cfg.Jitter > 0 {
-		delay += time.Duration(float64(delay) * l.cfg.Jitter * fractionOf(key))
+		delay += time.Duration(float64(delay) * l.cfg.Jitter * Spread(key))
 	}
 	st.failures++
 	st.attempts++
@@ -382,8 +382,8 @@ func Backoff(start, max time.Duration, failures int) time.Duration {
 	return min(delay, max)
 }
 
-// fractionOf returns a number from 0 to 1 that depends on key.
-func fractionOf[K comparable](key K) float64 {
+// Spread returns a number from 0 to 1 that depends on key. It spreads what would be done for many keys at the same time.
+func Spread[K comparable](key K) float64 {
 	h := fnv.New64a()
 	fmt.Fprint(h, key)
 	return float64(h.Sum64()) / math.MaxUint64
