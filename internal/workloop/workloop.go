@@ -60,6 +60,7 @@ type Loop[K comparable] struct {
 	sync    Sync[K]
 	queue   workqueue.TypedDelayingInterface[K]
 	fair    *fairQueue[K] // nil unless the loop is that of [NewFair]
+	held    *heldQueue[K] // nil without [Metrics.Enqueue]
 	stage   func(K) string
 
 	mu      sync.Mutex
@@ -105,14 +106,53 @@ func New[K comparable](cfg Config, metrics *Metrics, sync Sync[K]) *Loop[K] {
 
 func newLoop[K comparable](cfg Config, metrics *Metrics, sync Sync[K], order workqueue.Queue[K]) *Loop[K] {
 	provider := metrics.provider()
+	queue := workqueue.TypedInterface[K](
+		workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[K]{Name: cfg.Name, MetricsProvider: provider, Queue: order}))
+	var held *heldQueue[K]
+	if metrics.Enqueue != nil {
+		held = &heldQueue[K]{TypedInterface: queue, loop: cfg.Name, enqueue: metrics.Enqueue}
+		queue = held
+	}
 	return &Loop[K]{
-		cfg: cfg, metrics: metrics, sync: sync,
+		cfg: cfg, metrics: metrics, sync: sync, held: held,
 		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
-			Name: cfg.Name, MetricsProvider: provider,
-			Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[K]{Name: cfg.Name, MetricsProvider: provider, Queue: order}),
+			Name: cfg.Name, MetricsProvider: provider, Queue: queue,
 		}),
 		stage:  func(K) string { return "" },
 		states: map[K]*state{},
+	}
+}
+
+// heldQueue is a queue of [Metrics.Enqueue].
+type heldQueue[K comparable] struct {
+	workqueue.TypedInterface[K]
+	loop    string
+	enqueue func(loop string, key any, add func())
+
+	mu      sync.Mutex
+	running bool
+	early   []K // that were added before
+}
+
+// Add has the key added later, and not before the loop runs: several workers would begin at the same time.
+func (q *heldQueue[K]) Add(key K) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.running {
+		q.early = append(q.early, key)
+		return
+	}
+	q.enqueue(q.loop, key, func() { q.TypedInterface.Add(key) })
+}
+
+// run is called when the workers have started.
+func (q *heldQueue[K]) run() {
+	q.mu.Lock()
+	early := q.early
+	q.running, q.early = true, nil
+	q.mu.Unlock()
+	for _, key := range early {
+		q.Add(key)
 	}
 }
 
@@ -205,6 +245,9 @@ func (l *Loop[K]) Run(ctx context.Context, workers int) {
 			for l.processNext(ctx, work) {
 			}
 		})
+	}
+	if l.held != nil {
+		l.held.run()
 	}
 	wg.Wait()
 }
