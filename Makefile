@@ -110,9 +110,10 @@ simulate: ## Run SEEDS histories (default 1000) of the simulation, in a process 
 	seq $(or $(SEED),$(FROM),1) $$share $$(($(or $(SEED),$(FROM),1) + share * n - 1)) | \
 	xargs -P $$n -n 1 ../../bin/simulation -test.timeout 24h -test.v -test.run TestSeeds -seeds $$share -from
 
-.PHONY: simulate-same
-simulate-same: ## Run the history of SEED (default 1) of the simulation RUNS times (default 1000): all must be equal
-	go test -count=1 -timeout 24h -v -run TestSameSeedSameHistory ./test/simulation -args -from $(or $(SEED),1) -same 1 -runs $(or $(RUNS),1000)
+.PHONY: simulate-repeat
+simulate-repeat: ## Run SEEDS histories (default 10000) in two processes, or that of SEED RUNS times (default 500): all must be equal
+	go test -count=1 -timeout 24h -v -run TestSameSeedSameHistory ./test/simulation -args \
+		$(if $(SEED),-same-from $(SEED) -same 1 -runs $(or $(RUNS),500),-same-from $(or $(FROM),0) -same $(or $(SEEDS),10000))
 
 .PHONY: simulate-mutations
 simulate-mutations: ## Remove one safety rule after the other and count the seeds until the simulation finds it; ARGS=-only=NAME

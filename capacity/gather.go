@@ -4,6 +4,8 @@
 package capacity
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
@@ -41,7 +43,7 @@ type pairState struct {
 	class     *storagev1.StorageClass         // nil: deleted, or not published
 	hasNodes  bool                            // in the segment
 	removeAt  time.Time                       // without nodes: when the objects are to be deleted
-	objects   []*storagev1.CSIStorageCapacity // in any order
+	objects   []*storagev1.CSIStorageCapacity // by name
 	schedule
 	now time.Time
 }
@@ -50,7 +52,7 @@ type pairState struct {
 // delivered yet.
 func (t *term) gather(p pair) pairState {
 	names, s := t.state.read(p)
-	for name := range names {
+	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if obj, ok := t.published.Get(t.c.deps.Namespace + "/" + name); ok && pairOf(obj) == p {
 			s.objects = append(s.objects, obj)
 		}

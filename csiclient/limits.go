@@ -40,11 +40,14 @@ func limited(
 	}
 	err := invoke(ctx, method, request, response, conn, append(opts, grpc.MaxCallRecvMsgSize(size))...)
 	if s, ok := status.FromError(err); ok && err != nil {
-		code := s.Code()
+		code, message := s.Code(), s.Message()
 		if code > codes.Unauthenticated { // no code of gRPC: it would become the value of a label
 			code = codes.Unknown
 		}
-		return status.Error(code, Printable(s.Message()))
+		if code == codes.DeadlineExceeded && strings.HasPrefix(message, "stream terminated by RST_STREAM") {
+			message = context.DeadlineExceeded.Error() // one text, whether the driver or this client is the first to end the call
+		}
+		return status.Error(code, Printable(message))
 	}
 	return err
 }

@@ -4,6 +4,7 @@
 package csiclient
 
 import (
+	"context"
 	"runtime"
 	"strings"
 	"testing"
@@ -49,6 +50,23 @@ func TestCodesAreThoseOfGRPC(t *testing.T) {
 		_, err := c.Controller().CreateVolume(within(t), createVolume("v", ""))
 		if s := status.Convert(err); s.Code() != want || s.Message() != "full" {
 			t.Errorf("code %d: got %v", code, err)
+		}
+	}
+}
+
+// TestOneTextForTheDeadline: a text that differs between attempts would be written to an object again.
+func TestOneTextForTheDeadline(t *testing.T) {
+	p := csitest.Run(t, csitest.Config{})
+	c, _ := newClient(t, p, nil)
+	connect(t, c)
+	for driver, want := range map[string]string{
+		"stream terminated by RST_STREAM with error code: CANCEL": context.DeadlineExceeded.Error(),
+		"the storage is slow": "the storage is slow",
+	} {
+		p.Next("CreateVolume", csitest.Fail(codes.DeadlineExceeded, driver))
+		_, err := c.Controller().CreateVolume(within(t), createVolume("v", ""))
+		if s := status.Convert(err); s.Code() != codes.DeadlineExceeded || s.Message() != want {
+			t.Errorf("%s: got %v", driver, err)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -28,7 +29,7 @@ type volumeUsers struct {
 	ops     *operations
 }
 
-// others returns the PersistentVolumes with another name that are for the volume of pv.
+// others returns the PersistentVolumes with another name that are for the volume of pv, by name.
 func (u volumeUsers) others(pv *corev1.PersistentVolume) []*corev1.PersistentVolume {
 	var others []*corev1.PersistentVolume
 	for _, handle := range migration.Handles(u.driver.name, pv) {
@@ -39,6 +40,7 @@ func (u volumeUsers) others(pv *corev1.PersistentVolume) []*corev1.PersistentVol
 			}
 		}
 	}
+	slices.SortFunc(others, func(a, b *corev1.PersistentVolume) int { return strings.Compare(a.Name, b.Name) })
 	return others
 }
 

@@ -6,7 +6,6 @@ package resizer
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -72,7 +71,7 @@ type Controller struct {
 
 	term      atomic.Pointer[term]  // nil without the Lease
 	noClasses atomic.Pointer[error] // why VolumeAttributesClasses cannot be listed; nil: they can
-	random    func() float64        // in [0,1)
+	spread    func(key) float64     // from 0 to 1
 }
 
 // New validates cfg and requests the informers that the controller needs. It starts nothing; see
@@ -86,7 +85,7 @@ func New(cfg Config, deps Deps) (*Controller, error) {
 		return nil, unsupported(deps.Driver)
 	}
 	c := &Controller{
-		cfg: cfg, deps: deps, driver: d, claims: deps.Informers.Claims(), volumes: deps.Informers.Volumes(), random: rand.Float64,
+		cfg: cfg, deps: deps, driver: d, claims: deps.Informers.Claims(), volumes: deps.Informers.Volumes(), spread: workloop.Spread[key],
 	}
 	c.metrics = newMetrics(deps.Registry, c.waiting)
 	return c, nil

@@ -51,7 +51,7 @@ func (d driver) decideSlowRetry(o operation, s claimState, t target) (step, bool
 // scheduleRetry chooses when the operation is retried with t, which was infeasible for an earlier process.
 func (a *attempt) scheduleRetry(s claimState, t target) {
 	turn := a.t.restarted.ReserveN(s.now, 1).DelayFrom(s.now)
-	slow := delay{t.key, retryAfterRestart(s.now, turn, a.t.c.driver.RetryIntervalMax, a.t.c.random())}
+	slow := delay{t.key, retryAfterRestart(s.now, turn, a.t.c.driver.RetryIntervalMax, a.t.c.spread(a.key))}
 	a.remember(0, func(m *operationMemory) { m.slow = slow })
 }
 
@@ -59,7 +59,8 @@ func (a *attempt) scheduleRetry(s claimState, t target) {
 const maxRestartDelay = 10 * time.Second
 
 // retryAfterRestart returns when an operation that was infeasible before a restart is retried: soon, because a restart may follow
-// a correction of the driver, and all of them one after the other. fraction is in [0,1); turn is the time until its turn.
+// a correction of the driver, and all of them one after the other. fraction, from 0 to 1, depends on the operation; turn is the time until
+// its turn.
 func retryAfterRestart(now time.Time, turn, retryMax time.Duration, fraction float64) time.Time {
 	delay := turn + time.Duration(fraction*float64(maxRestartDelay))
 	if delay > retryMax {

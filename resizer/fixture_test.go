@@ -64,9 +64,9 @@ type fixture struct {
 	cfg    Config
 	c      *Controller // of the last start
 	events *eventLog
-	api    *requestLog    // of the resizer
-	watch  *requestLog    // of its informers
-	random func() float64 // nil: that of the resizer
+	api    *requestLog       // of the resizer
+	watch  *requestLog       // of its informers
+	spread func(key) float64 // nil: that of the resizer
 }
 
 // newFixture returns a fixture whose resizer does not run yet.
@@ -113,8 +113,8 @@ func (f *fixture) start() {
 			Ready:  p.CSI.WaitReady,
 			Events: f.events, Registry: p.Registry, Queues: p.Queues,
 		})
-		if f.random != nil {
-			f.c.random = f.random
+		if f.spread != nil {
+			f.c.spread = f.spread
 		}
 		return f.c, err
 	})

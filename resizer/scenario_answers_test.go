@@ -116,7 +116,7 @@ func resizerScenarioAnswers(t *testing.T) {
 			f.drain()
 
 			f.cfg.RetryIntervalMax = time.Hour
-			f.random = func() float64 { return 0.99 } // the wait of an earlier process ends late
+			f.spread = func(key) float64 { return 0.99 } // the wait of an earlier process ends late
 			f.start()
 			kubetest.Eventually(t, "the claim waits", func(context.Context) error {
 				if n := f.samples("storage_controller_resizer_waiting", "reason", "infeasible"); n != 1 {

@@ -51,6 +51,7 @@ func (p *process) build(ctx, services context.Context, config *rest.Config) (_ *
 	queues, all := map[registry]*workloop.Metrics{}, []*workloop.Metrics{}
 	for _, registry := range p.registries.all() {
 		queues[registry] = workloop.NewMetrics(registry)
+		queues[registry].Enqueue = p.Enqueue
 		all = append(all, queues[registry])
 	}
 	b := &builder{process: p, config: config, queues: queues, shared: shared{

@@ -39,6 +39,8 @@ type Config struct {
 	DriverCalls grpc.UnaryServerInterceptor
 	// KeepMemory keeps the memory that the first lists have needed. It is for programs that run many of these processes.
 	KeepMemory bool
+	// Enqueue is [workloop.Metrics.Enqueue].
+	Enqueue func(loop string, key any, add func())
 
 	declared []Role                   // the roles of the command, also those that [Config.Enabled] has removed
 	file     string                   // of --config; "": none

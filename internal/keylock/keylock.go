@@ -24,6 +24,8 @@ type lockState struct {
 	shared    int
 	exclusive bool
 	released  chan struct{} // closed with the last release
+	// waiting are those of [Locks.Exclusive], whose channels are closed when they hold the lock.
+	waiting []chan struct{}
 }
 
 // Share waits for the exclusive holder of key, if any, and takes a shared lock. If ctx ends during
@@ -68,21 +70,24 @@ func (l *Locks[K]) TryShare(key K) (release func(), ok bool) {
 	return l.share(key, l.state(key))
 }
 
-// Exclusive waits for the other holders of key, and takes an exclusive lock.
+// Exclusive waits for the other holders of key, and takes an exclusive lock. Those that wait get it in the order of their calls: one
+// that locks key again and again does not starve them.
 func (l *Locks[K]) Exclusive(key K) (release func()) {
 	if l == nil {
 		return func() {}
 	}
-	for {
-		l.mu.Lock()
-		s := l.state(key)
-		release, ok := l.exclusive(key, s)
+	l.mu.Lock()
+	s := l.state(key)
+	release, ok := l.exclusive(key, s)
+	if ok {
 		l.mu.Unlock()
-		if ok {
-			return release
-		}
-		<-s.released
+		return release
 	}
+	held := make(chan struct{})
+	s.waiting = append(s.waiting, held)
+	l.mu.Unlock()
+	<-held
+	return l.releaseExclusive(key)
 }
 
 // share takes a shared lock on key, whose state is s, unless it has an exclusive holder.
@@ -100,7 +105,11 @@ func (l *Locks[K]) exclusive(key K, s *lockState) (release func(), ok bool) {
 		return nil, false
 	}
 	s.exclusive = true
-	return func() { l.release(key, func(s *lockState) { s.exclusive = false }) }, true
+	return l.releaseExclusive(key), true
+}
+
+func (l *Locks[K]) releaseExclusive(key K) func() {
+	return func() { l.release(key, func(s *lockState) { s.exclusive = false }) }
 }
 
 func (l *Locks[K]) state(key K) *lockState {
@@ -120,7 +129,13 @@ func (l *Locks[K]) release(key K, change func(*lockState)) {
 	defer l.mu.Unlock()
 	s := l.held[key]
 	change(s)
-	if s.shared == 0 && !s.exclusive {
+	switch {
+	case s.shared > 0 || s.exclusive:
+	case len(s.waiting) > 0:
+		s.exclusive = true
+		close(s.waiting[0])
+		s.waiting = s.waiting[1:]
+	default:
 		delete(l.held, key)
 		close(s.released)
 	}

@@ -6,6 +6,7 @@ package keylock
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -109,6 +110,30 @@ func TestExclusiveWaitsForEveryHolder(t *testing.T) {
 		if took := time.Since(begin); took != 2*time.Second || len(l.held) != 0 {
 			t.Errorf("two uses of a second took %v, locks left: %v", took, l.held)
 		}
+	})
+}
+
+// TestExclusiveIsFirstInFirstOut: a holder that locks the key again gets it after those that wait.
+func TestExclusiveIsFirstInFirstOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l Locks[string]
+		release := l.Exclusive("v")
+		var order []int
+		var wg sync.WaitGroup
+		for i := range 3 {
+			wg.Go(func() {
+				release := l.Exclusive("v")
+				order = append(order, i)
+				release()
+			})
+			synctest.Wait()
+		}
+		release()
+		l.Exclusive("v")()
+		if want := []int{0, 1, 2}; !slices.Equal(order, want) {
+			t.Errorf("got %v, want %v", order, want)
+		}
+		wg.Wait()
 	})
 }
 

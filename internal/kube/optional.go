@@ -170,9 +170,9 @@ func (o *Optional[W]) watch(ctx context.Context, informers *W, watches []Watch) 
 	defer wg.Wait()
 	defer cancel()
 	suspected := make(chan struct{}, 1) // has an element after an error that closes the watches if it lasts
-	var listed []cache.InformerSynced
+	var listed []cache.DoneChecker
 	for _, w := range watches {
-		listed = append(listed, w.informer.HasSynced)
+		listed = append(listed, w.informer.HasSyncedChecker())
 		var before error
 		w.handleErrors(func(err error) {
 			if isUnavailable(err) {
@@ -188,7 +188,7 @@ func (o *Optional[W]) watch(ctx context.Context, informers *W, watches []Watch) 
 	}
 	synced := make(chan struct{})
 	wg.Go(func() {
-		if cache.WaitForCacheSync(ctx.Done(), listed...) {
+		if cache.WaitFor(ctx, "", listed...) {
 			close(synced)
 		}
 	})

@@ -15,6 +15,10 @@ type Metrics struct {
 	panics *prometheus.CounterVec
 	bugs   *prometheus.CounterVec
 	loops  loops
+
+	// Enqueue is called instead of adding a key to the queue of a loop, and calls add later. Nil: the key is added at once. Set it before
+	// the first loop is created. It is for simulations, whose keys have an order of their own.
+	Enqueue func(loop string, key any, add func())
 }
 
 // queueMetrics holds the workqueue metrics, with the names and buckets of Kubernetes components,

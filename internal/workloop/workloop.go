@@ -61,6 +61,7 @@ type Loop[K comparable] struct {
 	sync    Sync[K]
 	queue   workqueue.TypedDelayingInterface[K]
 	fair    *fairQueue[K] // nil unless the loop is that of [NewFair]
+	held    *heldQueue[K] // nil without [Metrics.Enqueue]
 	stage   func(K) string
 
 	mu      sync.Mutex
@@ -106,14 +107,53 @@ func New[K comparable](cfg Config, metrics *Metrics, sync Sync[K]) *Loop[K] {
 
 func newLoop[K comparable](cfg Config, metrics *Metrics, sync Sync[K], order workqueue.Queue[K]) *Loop[K] {
 	provider := metrics.provider()
+	queue := workqueue.TypedInterface[K](
+		workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[K]{Name: cfg.Name, MetricsProvider: provider, Queue: order}))
+	var held *heldQueue[K]
+	if metrics.Enqueue != nil {
+		held = &heldQueue[K]{TypedInterface: queue, loop: cfg.Name, enqueue: metrics.Enqueue}
+		queue = held
+	}
 	return &Loop[K]{
-		cfg: cfg, metrics: metrics, sync: sync,
+		cfg: cfg, metrics: metrics, sync: sync, held: held,
 		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
-			Name: cfg.Name, MetricsProvider: provider,
-			Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[K]{Name: cfg.Name, MetricsProvider: provider, Queue: order}),
+			Name: cfg.Name, MetricsProvider: provider, Queue: queue,
 		}),
 		stage:  func(K) string { return "" },
 		states: map[K]*state{},
+	}
+}
+
+// heldQueue is a queue of [Metrics.Enqueue].
+type heldQueue[K comparable] struct {
+	workqueue.TypedInterface[K]
+	loop    string
+	enqueue func(loop string, key any, add func())
+
+	mu      sync.Mutex
+	running bool
+	early   []K // that were added before
+}
+
+// Add has the key added later, and not before the loop runs: several workers would begin at the same time.
+func (q *heldQueue[K]) Add(key K) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.running {
+		q.early = append(q.early, key)
+		return
+	}
+	q.enqueue(q.loop, key, func() { q.TypedInterface.Add(key) })
+}
+
+// run is called when the workers have started.
+func (q *heldQueue[K]) run() {
+	q.mu.Lock()
+	early := q.early
+	q.running, q.early = true, nil
+	q.mu.Unlock()
+	for _, key := range early {
+		q.Add(key)
 	}
 }
 
@@ -206,6 +246,9 @@ func (l *Loop[K]) Run(ctx context.Context, workers int) {
 			for l.processNext(ctx, work) {
 			}
 		})
+	}
+	if l.held != nil {
+		l.held.run()
 	}
 	wg.Wait()
 }
@@ -365,7 +408,7 @@ func (l *Loop[K]) requeueFailed(key K, err error) (delay time.Duration, first bo
 	}
 	delay = Backoff(l.cfg.RetryStart, l.cfg.RetryMax, st.failures)
 	if l.cfg.Jitter > 0 {
-		delay += time.Duration(float64(delay) * l.cfg.Jitter * fractionOf(key))
+		delay += time.Duration(float64(delay) * l.cfg.Jitter * Spread(key))
 	}
 	st.failures++
 	st.attempts++
@@ -390,8 +433,8 @@ func Backoff(start, max time.Duration, failures int) time.Duration {
 	return min(delay, max)
 }
 
-// fractionOf returns a number from 0 to 1 that depends on key.
-func fractionOf[K comparable](key K) float64 {
+// Spread returns a number from 0 to 1 that depends on key. It spreads what would be done for many keys at the same time.
+func Spread[K comparable](key K) float64 {
 	h := fnv.New64a()
 	fmt.Fprint(h, key)
 	return float64(h.Sum64()) / math.MaxUint64

@@ -56,6 +56,44 @@ func run(t *testing.T, cfg Config, sync Sync[string], test func(l *Loop[string],
 	})
 }
 
+// TestEnqueue: keys that are added before the workers start, later and after a failure reach them when the function of the metrics has
+// added them.
+func TestEnqueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var held []string
+		var adds []func()
+		m := NewMetrics(prometheus.NewRegistry())
+		m.Enqueue = func(loop string, key any, add func()) {
+			held, adds = append(held, fmt.Sprint(loop, " ", key)), append(adds, add)
+		}
+		var synced []string
+		cfg := Config{Name: "test", RetryStart: time.Second, RetryMax: time.Second}
+		l := New(cfg, m, func(_ context.Context, key string) (time.Time, error) {
+			synced = append(synced, key)
+			return time.Time{}, errors.New("no")
+		})
+		l.Add("early")
+		ctx, stop := context.WithCancelCause(t.Context())
+		done := make(chan struct{})
+		go func() { l.Run(ctx, 1); close(done) }()
+		synctest.Wait()
+		l.Add("late")
+		if diff := cmp.Diff([]string{"test early", "test late"}, held); diff != "" || synced != nil {
+			t.Errorf("%s; synced: %q", diff, synced)
+		}
+		adds[1]()
+		time.Sleep(2 * time.Second)
+		if diff := cmp.Diff([]string{"test early", "test late", "test late"}, held); diff != "" {
+			t.Error(diff)
+		}
+		if diff := cmp.Diff([]string{"late"}, synced); diff != "" {
+			t.Error(diff)
+		}
+		stop(nil)
+		<-done
+	})
+}
+
 func TestBackoff(t *testing.T) {
 	for failures, want := range map[int]time.Duration{0: time.Second, 1: 2 * time.Second, 8: 256 * time.Second, 9: 5 * time.Minute,
 		10000: 5 * time.Minute} {

@@ -516,12 +516,12 @@ func (t *term) do(ctx context.Context, work map[types.UID]func() error, next, en
 	limited := 0
 	var workers errgroup.Group
 	workers.SetLimit(max(1, t.cfg.Workers))
-	for uid, act := range work {
+	for _, uid := range slices.Sorted(maps.Keys(work)) {
 		if ctx.Err() != nil || !time.Now().Before(end) {
 			break
 		}
 		workers.Go(func() error {
-			err := recovered(act)
+			err := recovered(work[uid])
 			mu.Lock()
 			defer mu.Unlock()
 			switch {

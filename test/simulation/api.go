@@ -67,6 +67,7 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 		return nil
 	}
 	s.mayRequest(from, r)
+	defer outlast(ctx, time.Now())
 	switch {
 	case r.Resource.Resource == "events": // not errDead, after which the client would wait for a random time
 		return apierrors.NewForbidden(r.Resource.GroupResource(), r.Name, errors.New("not simulated"))
@@ -160,6 +161,7 @@ func (s *simulation) after(ctx context.Context, r apiserver.Request, result apis
 	if !ok {
 		return nil
 	}
+	defer outlast(ctx, time.Now())
 	received := v.executed(result)
 	if err := ctx.Err(); err != nil {
 		return err

@@ -121,22 +121,23 @@ func (s *simulation) startDriver() {
 			return s.call(ctx, s.caller(ctx), method, r, do)
 		})
 	}
-	s.serveDriver()
+	csitest.Serve(s.driver, s.openSocket())
 }
 
-// serveDriver has the driver accept connections.
-func (s *simulation) serveDriver() {
+// openSocket returns the socket to which clients connect from now on.
+func (s *simulation) openSocket() *socket {
 	listener := newSocket()
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.socket = listener
-	s.mu.Unlock()
-	csitest.Serve(s.driver, listener)
+	return listener
 }
 
 // restartDriver closes the connections of the driver, which keeps its volumes.
 func (s *simulation) restartDriver() {
+	listener := s.openSocket() // before clients connect again, else they would wait for a random time
 	s.driver.Stop()
-	s.serveDriver()
+	csitest.Serve(s.driver, listener)
 }
 
 // unpublish removes a publication from the storage system, if there is one. The attacher notices it with ListVolumes.
@@ -183,6 +184,7 @@ func (s *simulation) call(ctx context.Context, from *replica, method string, r a
 	if from == nil || from.killed() {
 		return nil, status.Error(codes.Canceled, "killed")
 	}
+	defer outlast(ctx, time.Now())
 	o := &operation{replica: from, kind: call, name: method + " " + volumeOf(r), method: method, volume: volumeOf(r)}
 	if s.driver != nil {
 		o.late = func() { _, _ = do() }

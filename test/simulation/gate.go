@@ -6,6 +6,7 @@ package simulation
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -62,11 +63,45 @@ type verdict struct {
 type gate struct {
 	mu      sync.Mutex
 	pending []*operation
+	held    []heldKey
 	step    int
-	changed chan struct{} // has an element after a change of pending
+	changed chan struct{} // has an element after a change of pending or held
+}
+
+// heldKey is a key that will be added to the queue of a loop.
+type heldKey struct {
+	replica   *replica
+	loop, key string
+	add       func()
 }
 
 func newGate() *gate { return &gate{changed: make(chan struct{}, 1)} }
+
+// hold keeps a key until [gate.release] adds it to the queue of a loop.
+func (g *gate) hold(r *replica, loop string, key any, add func()) {
+	k := heldKey{r, loop, fmt.Sprintf("%#v", key), add}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.held = append(g.held, k)
+	g.signal()
+}
+
+// release adds the first of the keys that are held to its queue, by process, loop and key. It returns false if there is none.
+func (g *gate) release() bool {
+	g.mu.Lock()
+	if len(g.held) == 0 {
+		g.mu.Unlock()
+		return false
+	}
+	order := func(a, b heldKey) int {
+		return cmp.Or(strings.Compare(a.replica.client, b.replica.client), strings.Compare(a.loop, b.loop), strings.Compare(a.key, b.key))
+	}
+	first := slices.MinFunc(g.held, order)
+	g.held = slices.DeleteFunc(g.held, func(k heldKey) bool { return order(k, first) == 0 })
+	g.mu.Unlock()
+	first.add()
+	return true
+}
 
 // wait returns when the schedule continues o, or with false at the end of ctx.
 func (g *gate) wait(ctx context.Context, o *operation) (verdict, bool) {
@@ -93,11 +128,36 @@ func (g *gate) wait(ctx context.Context, o *operation) (verdict, bool) {
 	return verdict{}, false
 }
 
+// outlast returns after all timers with the deadline of ctx have fired, if it has passed since then: the client has one, too, and its
+// error would depend on the order.
+func outlast(ctx context.Context, since time.Time) {
+	if ctx.Err() == context.DeadlineExceeded && time.Now().After(since) {
+		time.Sleep(time.Millisecond)
+	}
+}
+
 func (g *gate) signal() {
 	select {
 	case g.changed <- struct{}{}:
 	default:
 	}
+}
+
+// entry is an operation at the gate.
+type entry struct {
+	*operation
+	canceled bool
+}
+
+// state returns the operations at the gate.
+func (g *gate) state() []entry {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var all []entry
+	for _, o := range g.pending {
+		all = append(all, entry{o, o.canceled()})
+	}
+	return all
 }
 
 // begin sets the number of the step and returns the pending operations, the oldest first.

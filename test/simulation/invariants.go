@@ -274,7 +274,7 @@ func (s *simulation) mayDelete(from *replica, handle string) error {
 			continue
 		}
 		name = v.Name
-		for node := range v.Published {
+		for _, node := range slices.Sorted(maps.Keys(v.Published)) {
 			va := s.attachment(handle, node)
 			if va == nil {
 				return fmt.Errorf("it is published without a VolumeAttachment")
@@ -295,7 +295,9 @@ func (s *simulation) mayDelete(from *replica, handle string) error {
 		}
 		return s.checker.read.use(from, name)
 	}
-	for _, pv := range s.checker.read.live[from] {
+	live := s.checker.read.live[from]
+	for _, name := range slices.Sorted(maps.Keys(live)) {
+		pv := live[name]
 		if pv == nil || pv.Spec.CSI.VolumeHandle != handle {
 			continue
 		}
@@ -487,7 +489,7 @@ func (s *simulation) checkRest(when string) {
 		if len(s.volumesWith(v.ID)) == 0 && !kept {
 			s.violated("%s: volume %s (%s) has no PersistentVolume", when, v.ID, v.Name)
 		}
-		for node := range v.Published {
+		for _, node := range slices.Sorted(maps.Keys(v.Published)) {
 			if !recorded[v.ID+" "+node] {
 				s.violated("%s: volume %s is published to %s, and its VolumeAttachment is missing or lacks the finalizer", when, v.ID, node)
 			}

@@ -6,6 +6,7 @@ package simulation
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -270,7 +271,8 @@ func (s *simulation) breaks(name string, record nodecleanup.LostNode) error {
 		return nil
 	}
 	acted := s.checker.nodes.acted
-	for other, at := range acted {
+	for _, other := range slices.Sorted(maps.Keys(acted)) {
+		at := acted[other]
 		if other != name && time.Since(at) < breakerWindow {
 			return fmt.Errorf("the cleanup of %s acted %v ago, and the loss of this node is not approved", other, time.Since(at))
 		}

@@ -6,6 +6,7 @@ package simulation
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -140,7 +141,9 @@ func (s *simulation) checkSnapshots() {
 	if !s.scale.features.Snapshots {
 		return
 	}
-	for name, content := range s.contents() {
+	contents := s.contents()
+	for _, name := range slices.Sorted(maps.Keys(contents)) {
+		content := contents[name]
 		last := s.checker.taken.contents[name]
 		if last != nil && last.Status != nil && content.Status != nil {
 			was, is := ptr.Deref(last.Status.SnapshotHandle, ""), ptr.Deref(content.Status.SnapshotHandle, "")
@@ -172,7 +175,8 @@ func (s *simulation) checkSnapshotsAtRest(when string) {
 			s.violated("%s: snapshot %s (%s) has no content", when, snapshot.ID, snapshot.Name)
 		}
 	}
-	for name, content := range contents {
+	for _, name := range slices.Sorted(maps.Keys(contents)) {
+		content := contents[name]
 		if content.Status != nil && content.Status.SnapshotHandle != nil && !exists[*content.Status.SnapshotHandle] {
 			s.violated("%s: snapshot %s does not exist, but its content %s does", when, *content.Status.SnapshotHandle, name)
 		}

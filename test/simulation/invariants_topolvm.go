@@ -6,6 +6,7 @@ package simulation
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -153,9 +154,9 @@ func (s *simulation) checkTopolvm() {
 			s.mu.Unlock()
 		}
 	}
-	for id, v := range c.lvm {
+	for _, id := range slices.Sorted(maps.Keys(c.lvm)) {
 		if _, exists := now[id]; !exists {
-			s.removed(v)
+			s.removed(c.lvm[id])
 		}
 	}
 	s.checker.topolvm.lvm = now

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"testing/synctest"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/pflag"
@@ -133,17 +132,17 @@ func (s *simulation) start(name string) *replica {
 	os.Setenv("POD_NAME", name)
 	os.Setenv("POD_NAMESPACE", metav1.NamespaceSystem)
 	os.Setenv("NAMESPACE", metav1.NamespaceSystem)
+	config.Enqueue = func(loop string, key any, add func()) { s.gate.hold(r, loop, key, add) }
 	sink := keySink{bug: func(err error) { s.violated("%s: %v", r.client, err) }}
 	ctx, cancel := context.WithCancelCause(klog.NewContext(context.Background(), logr.New(sink)))
 	r.cancel = cancel
-	s.globals.seed()
 	go func() {
 		defer close(r.ended)
 		r.err = config.Run(ctx)
 	}()
-	synctest.Wait()
+	s.settle()
 	close(r.opened) // not earlier: the process looks at its caches right after it has begun to fill them
-	synctest.Wait()
+	s.settle()
 	return r
 }
 
@@ -152,8 +151,7 @@ func (s *simulation) kill(r *replica) {
 	s.loses(r)
 	close(r.dead)
 	r.cancel(errKilled)
-	synctest.Wait()
-	s.globals.seed()
+	s.settle()
 }
 
 // stop tells the process to end, as SIGTERM does.
@@ -161,8 +159,7 @@ func (s *simulation) stop(r *replica) {
 	s.loses(r)
 	r.stopping = true
 	r.cancel(workloop.ErrDrain)
-	synctest.Wait()
-	s.globals.seed()
+	s.settle()
 }
 
 // removeEnded removes the processes that have ended. Only those may end that were told to, or whose initial lists took long.

@@ -66,10 +66,20 @@ func (s *simulation) chaos(steps int) {
 	}
 }
 
-// nextStep waits until every goroutine is blocked. Then it seeds math/rand, so that libraries draw the same numbers in each run.
+// settle waits until every goroutine is blocked. Workers get one key after the other: which of them get a worker, and what their attempts
+// find in locks and limits, would depend on the order of the goroutines.
+func (s *simulation) settle() {
+	synctest.Wait()
+	for s.gate.release() {
+		synctest.Wait()
+	}
+}
+
+// nextStep waits until every goroutine is blocked.
 func (s *simulation) nextStep() {
 	s.step++
-	synctest.Wait()
+	s.settle()
+	jitterStep.Store(uint64(s.step)) // not earlier: goroutines may still run at the same time
 	for _, r := range s.replicas {
 		if r != nil && r.partitioned > 0 && s.step >= r.partitioned {
 			s.reconnected(r)
@@ -78,7 +88,6 @@ func (s *simulation) nextStep() {
 			r.observed.Store(math.MaxUint64)
 		}
 	}
-	s.globals.seed()
 	s.removeEnded()
 }
 
@@ -127,13 +136,21 @@ func suffix(err error) string {
 	return ": " + err.Error()
 }
 
-// advance lets time pass until an operation arrives at the gate, at most d.
+// advance lets time pass until an operation arrives at the gate or ends, at most d. One that does both at the same time is none: its
+// request and the end of its context may come in any order.
 func (s *simulation) advance(d time.Duration) {
-	timer := time.NewTimer(d)
+	timer, before := time.NewTimer(d), s.gate.state()
 	defer timer.Stop()
-	select {
-	case <-s.gate.changed:
-	case <-timer.C:
+	for {
+		select {
+		case <-s.gate.changed:
+		case <-timer.C:
+			return
+		}
+		s.settle()
+		if !slices.Equal(before, s.gate.state()) {
+			return
+		}
 	}
 }
 
@@ -355,7 +372,7 @@ func (s *simulation) crash(i int) {
 		}
 		s.record("%s %s takes effect", r.client, o.name)
 		s.gate.proceed(o, verdict{delay: true})
-		synctest.Wait()
+		s.settle()
 	}
 	s.kill(r)
 	s.replicas[i] = nil
@@ -400,6 +417,7 @@ func (s *simulation) rest(when string) {
 	if s.isViolated() {
 		return
 	}
+	s.settle() // after the last operation
 	s.record("no more faults")
 	s.resting = true
 	defer func() { s.resting = false }()

@@ -3,8 +3,11 @@
 
 // Package simulation runs the real controllers against an API server, a driver and a cluster in memory, in
 // virtual time. One seed decides everything random: the order in which requests, responses, events of watches
-// and calls of the driver are processed, the faults, and what users do. The same seed gives the same history, except for about
-// one seed in 50.
+// and calls of the driver are processed, the faults, and what users do. The same seed gives the same history.
+//
+// A history must not depend on the order of goroutines, which is random, also that of timers with the same time. Therefore everything
+// that begins waits until all goroutines are blocked, and continues in an order of its own: operations at the gate, and keys before they
+// reach the queue of a loop. Random numbers depend on the virtual time, or on keys.
 package simulation
 
 import (
@@ -59,7 +62,6 @@ type simulation struct {
 	replicas  []*replica // nil: not running
 	started   int        // processes
 	performed int        // steps of components and users
-	globals   globals
 	step      int
 	resting   bool
 	// componentActed: a component or a user has acted since the last check.
@@ -164,7 +166,6 @@ func (s *simulation) run(topolvm bool) {
 
 // setUp starts the API server, the cluster, the driver and the replicas.
 func (s *simulation) setUp(size scale) {
-	s.globals.seed()
 	uuid.SetRand(&randReader{Rand: rand.New(rand.NewPCG(1, 1))})
 	s.scale = size
 	s.api = apiserver.New(s.hooks())
@@ -212,6 +213,7 @@ func (s *simulation) tearDown() {
 	if s.isViolated() {
 		return
 	}
+	s.settle() // after the last operation
 	s.record("users delete everything")
 	if err := s.cluster.TearDown(context.Background()); err != nil {
 		s.violated("deleting everything: %v", err)
@@ -241,7 +243,7 @@ func (s *simulation) pickScale() scale {
 }
 
 // renewDeadline is the time without a response after which a process gives up a Lease.
-const renewDeadline = 40 * time.Second
+const renewDeadline = 41 * time.Second // not when it retries to renew it
 
 // configuration returns the configuration of the processes.
 func (c scale) configuration() app.Config {
@@ -258,7 +260,7 @@ func (c scale) configuration() app.Config {
 	var args []string
 	if c.features.Capacity {
 		roles = append(roles, "capacity")
-		args = append(args, "--capacity-ownerref-level=-1", "--capacity-threads=3") // for all pairs: their order in the queue is random
+		args = append(args, "--capacity-ownerref-level=-1", "--capacity-threads=3")
 	}
 	if c.features.Nodes {
 		roles = append(roles, "nodecontroller")

@@ -4,10 +4,13 @@
 package simulation
 
 import (
-	"crypto/sha256"
+	"cmp"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -15,26 +18,31 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 )
 
 var (
-	seeds = flag.Int("seeds", 100, "number of seeds")
-	fresh = flag.Int("fresh", 100, "number of seeds that differ in each run")
-	from  = flag.Uint64("from", 1, "the first seed")
-	every = flag.Uint64("every", 1, "distance of the seeds: 5 from 2 on are those with TopoLVM")
-	stop  = flag.Bool("stop", false, "stop after the first violation, without a shorter history")
-	same  = flag.Int("same", 3, "number of seeds that must give the same history in each run")
-	runs  = flag.Int("runs", 3, "runs of each of them")
+	seeds    = flag.Int("seeds", 100, "number of seeds")
+	from     = flag.Uint64("from", 1, "the first seed")
+	every    = flag.Uint64("every", 1, "distance of the seeds: 5 from 2 on are those with TopoLVM")
+	stop     = flag.Bool("stop", false, "stop after the first violation, without a shorter history")
+	same     = flag.Int("same", 300, "number of seeds that must give the same history in each run")
+	sameFrom = flag.Uint64("same-from", 0, "the first of these; 0: one that no earlier run had")
+	runs     = flag.Int("runs", 1, "number of histories of each seed")
+
+	reverse   = flag.Bool("reverse", false, "run the last seed first")
+	procs     = flag.Int("procs", 1, "GOMAXPROCS; with more than one, goroutines run in more orders")
+	histories = flag.String("histories", "", "file to which the histories are written")
 )
 
 func TestMain(m *testing.M) {
-	os.Setenv("GODEBUG", "randseednop=0") // for math/rand.Seed
-	os.Setenv("GOMEMLIMIT", "off")        // the processes need not read it from the cgroup
+	os.Setenv("GOMEMLIMIT", "off") // the processes need not read it from the cgroup
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(1 << 30)
-	runtime.GOMAXPROCS(1)
+	flag.Parse()
+	runtime.GOMAXPROCS(*procs)
 	// The handler after the first limits the rate of errors, with a global clock that the histories would share.
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
 	os.Exit(m.Run())
@@ -76,9 +84,6 @@ func TestTopolvmSituations(t *testing.T) {
 	t.Logf("all after %d histories", len(all.steps))
 }
 
-// TestFreshSeeds runs histories that no earlier run had.
-func TestFreshSeeds(t *testing.T) { run(t, uint64(time.Now().UnixNano()), *fresh) }
-
 // historyLimit is a thousand times what a history takes.
 const historyLimit = 2 * time.Minute
 
@@ -90,8 +95,12 @@ func run(t *testing.T, from uint64, seeds int) {
 			t.Logf("the last seed: %d", n)
 		}
 	}()
-	for i := range seeds {
-		n = from + uint64(i)**every
+	record := recorder(t)
+	for i := range seeds * *runs {
+		n = from + uint64(i / *runs)**every
+		if *reverse {
+			n = from + uint64(seeds-1 - i / *runs)**every
+		}
 		ended := make(chan struct{})
 		stuck := time.AfterFunc(historyLimit, func() {
 			select {
@@ -105,6 +114,7 @@ func run(t *testing.T, from uint64, seeds int) {
 		h := Run(t, n, nil)
 		stuck.Stop()
 		close(ended)
+		record(h)
 		all.add(h)
 		if seeds == 1 {
 			t.Log(strings.Join(h.Lines, "\n"))
@@ -122,6 +132,24 @@ func run(t *testing.T, from uint64, seeds int) {
 	}
 	t.Logf("%d seeds, %v per seed, %v of virtual time\n%s\n%s\n%v", seeds, time.Since(begin)/time.Duration(max(seeds, 1)),
 		all.virtual.Round(time.Minute), histogram("steps", all.steps), histogram("faults", all.faults), all.situations)
+}
+
+// recorder returns a function that writes a history to the file of the flag.
+func recorder(t *testing.T) func(History) {
+	if *histories == "" {
+		return func(History) {}
+	}
+	file, err := os.Create(*histories)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+	encoder := json.NewEncoder(file)
+	return func(h History) {
+		if err := encoder.Encode(h); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // statistics are what histories consist of.
@@ -168,24 +196,78 @@ func TestHistogram(t *testing.T) {
 		"    3-5           0 \n    6-8           0 \n    9-11          0 \n   12-14          0 \n" +
 		"   15-17          3 " + bar + "\n" +
 		"   18-20          0 \n   21-23          0 \n"
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// TestSameSeedSameHistory runs each seed several times, and replays its choices.
+// TestSameSeedSameHistory runs seeds in two processes, in opposite orders and with one and two processors: their histories are equal.
 func TestSameSeedSameHistory(t *testing.T) {
-	for n := *from; n < *from+uint64(*same); n++ {
-		first := Run(t, n, nil)
-		for i := range *runs - 1 {
-			if diff := cmp.Diff(first.Lines, Run(t, n, nil).Lines); diff != "" {
-				t.Fatalf("seed %d, run %d: %s", n, i+2, diff)
+	first := cmp.Or(*sameFrom, uint64(time.Now().UnixNano()))
+	files := []string{filepath.Join(t.TempDir(), "forward"), filepath.Join(t.TempDir(), "reverse")}
+	var group errgroup.Group
+	for i, args := range [][]string{{"-procs=1"}, {"-procs=2", "-reverse"}} {
+		group.Go(func() error {
+			args = append(args, "-test.run=^TestSeeds$", "-test.timeout=24h", fmt.Sprint("-from=", first), fmt.Sprint("-seeds=", *same),
+				fmt.Sprint("-runs=", *runs), "-histories="+files[i])
+			out, err := exec.CommandContext(t.Context(), os.Args[0], args...).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%w\n%s", err, out)
 			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	known, compared := map[uint64]History{}, 0
+	for _, file := range files {
+		compared += compare(t, file, known)
+	}
+	if compared != 2**same**runs {
+		t.Errorf("%d histories instead of %d", compared, 2**same**runs)
+	}
+}
+
+// compare compares the histories in file with those that are known, and returns how many there are.
+func compare(t *testing.T, file string, known map[uint64]History) (n int) {
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for decoder := json.NewDecoder(f); decoder.More(); n++ {
+		var h History
+		if err := decoder.Decode(&h); err != nil {
+			t.Fatal(err)
 		}
-		if diff := cmp.Diff(first.Lines, Run(t, n, first.Choices).Lines); diff != "" {
-			t.Errorf("seed %d: the replay of its choices differs: %s", n, diff)
+		first, ok := known[h.Seed]
+		if !ok {
+			known[h.Seed] = h
+			continue
 		}
-		// The sum compares histories of several processes.
-		t.Logf("seed %d: %d lines, %d runs, SHA-256 %x", n, len(first.Lines), *runs, sha256.Sum256([]byte(strings.Join(first.Lines, "\n"))))
+		if diff := gocmp.Diff(first, h); diff != "" {
+			t.Errorf("seed %d: the histories differ from line %d on: %s", h.Seed, commonLines(first, h), diff)
+		}
+	}
+	return n
+}
+
+// commonLines returns the number of lines with which both histories begin.
+func commonLines(a, b History) int {
+	n := 0
+	for n < min(len(a.Lines), len(b.Lines)) && a.Lines[n] == b.Lines[n] {
+		n++
+	}
+	return n
+}
+
+// TestReplay: the choices of a history replay it.
+func TestReplay(t *testing.T) {
+	for n := uint64(1); n <= 3; n++ {
+		first := Run(t, n, nil)
+		if diff := gocmp.Diff(first, Run(t, n, first.Choices)); diff != "" {
+			t.Errorf("seed %d: %s", n, diff)
+		}
 	}
 }
