@@ -108,6 +108,11 @@ simulate: ## Run SEEDS histories (default 1000) of the simulation, in a process 
 simulate-same: ## Run the history of SEED (default 1) of the simulation RUNS times (default 1000): all must be equal
 	go test -count=1 -timeout 24h -v -run TestSameSeedSameHistory ./test/simulation -args -from $(or $(SEED),1) -same 1 -runs $(or $(RUNS),1000)
 
+.PHONY: simulate-exhaustive
+simulate-exhaustive: ## Explore all orders of EVENTS events (default 10) with FAULTS faults (default 2) in small scopes, for at most TIME (default 10m)
+	go test -count=1 -timeout 24h -v -run 'TestSmallScopes$$' ./test/simulation -args \
+		-scope-events $(or $(EVENTS),10) -scope-faults $(or $(FAULTS),2) -scope-time $(or $(TIME),10m) -scopes '$(SCOPE)'
+
 .PHONY: simulate-mutations
 simulate-mutations: ## Remove one safety rule after the other and count the seeds until the simulation finds it; ARGS=-only=NAME
 	go run ./test/simulation/mutations $(ARGS)
