@@ -109,8 +109,8 @@ simulate-same: ## Run the history of SEED (default 1) of the simulation RUNS tim
 	go test -count=1 -timeout 24h -v -run TestSameSeedSameHistory ./test/simulation -args -from $(or $(SEED),1) -same 1 -runs $(or $(RUNS),1000)
 
 .PHONY: simulate-exhaustive
-simulate-exhaustive: ## Explore all orders of EVENTS events (default 10) with FAULTS faults (default 2) in small scopes, for at most TIME (default 10m)
-	go test -count=1 -timeout 24h -v -run 'TestSmallScopes$$' ./test/simulation -args \
+simulate-exhaustive: ## Explore all orders of EVENTS events with FAULTS faults (10 and 2), after FROM others, in small scopes, for TIME (10m)
+	go test -count=1 -timeout 24h -v -run 'TestSmallScopes$$' ./test/simulation -args -scope-from '$(or $(FROM),0 8)' \
 		-scope-events $(or $(EVENTS),10) -scope-faults $(or $(FAULTS),2) -scope-time $(or $(TIME),10m) -scopes '$(SCOPE)'
 
 .PHONY: simulate-mutations

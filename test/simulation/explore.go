@@ -16,32 +16,56 @@ import (
 	"github.com/storage-controller/storage-controller/test/simulation/cluster"
 )
 
-// Scope is a small history, of which all orders of the first events after a step of a user are explored.
+// Scope is a small history, of which all orders of the first events after a step of a user are explored. Users are named by the
+// beginnings of their steps.
 type Scope struct {
 	Name string
-	// users are the beginnings of the names of the steps of users. Before the last one, everything is at rest.
-	users    []string
-	features cluster.Features
+	// users do these steps. Before the last one, everything is at rest.
+	users []string
+	// meanwhile is done once at any time after the last one, or not at all.
+	meanwhile string
+	features  cluster.Features
 	// protection is the value of --provisioning-protection, by default "always". The invariants expect "always".
 	protection string
 }
 
-// Scopes are the scopes with one claim, and with one attachment, expansion, snapshot and deletion.
+// The steps of users.
+const (
+	createsClaim    = "user creates claim"
+	deletesClaim    = "user deletes claim"
+	createsPod      = "user creates a pod"
+	deletesPod      = "user deletes the pod"
+	expands         = "user requests 2Gi"
+	expandsMore     = "user requests 3Gi"
+	createsSnapshot = "user creates snapshot"
+	deletesSnapshot = "user deletes snapshot"
+	retainsVolume   = "user sets the policy of volume"
+)
+
+// Scopes are the scopes with one claim, and with its attachment, detachment, expansion, snapshot and deletion.
 var Scopes = []Scope{
-	{Name: "claim", users: []string{"user creates claim"}},
-	{Name: "attachment", users: []string{"user creates claim", "user creates a pod"}},
-	{Name: "detachment", users: []string{"user creates claim", "user creates a pod", "user deletes the pod"}},
-	{Name: "expansion", users: []string{"user creates claim", "user requests 2Gi"}, features: cluster.Features{Resize: true}},
-	{Name: "snapshot", users: []string{"user creates claim", "user creates snapshot"}, features: cluster.Features{Snapshots: true}},
-	{Name: "deletion", users: []string{"user creates claim", "user deletes claim"}},
+	{Name: "claim", users: []string{createsClaim}, meanwhile: deletesClaim},
+	{Name: "attachment", users: []string{createsClaim, createsPod}, meanwhile: deletesPod},
+	{Name: "detachment", users: []string{createsClaim, createsPod, deletesPod}, meanwhile: createsPod},
+	{
+		Name: "expansion", users: []string{createsClaim, expands}, meanwhile: expandsMore,
+		features: cluster.Features{Resize: true},
+	},
+	{
+		Name: "snapshot", users: []string{createsClaim, createsSnapshot}, meanwhile: deletesSnapshot,
+		features: cluster.Features{Snapshots: true},
+	},
+	{Name: "deletion", users: []string{createsClaim, deletesClaim}, meanwhile: retainsVolume},
 }
 
-// Bound limits an exploration: the number of events whose orders are explored, the number of faults among them, and the time of
-// the processor after which no other history begins. A Time of 0 is none.
+// Bound limits an exploration.
 type Bound struct {
-	Events, Faults int
-	Time           time.Duration
-	First          bool // it ends after the first violation
+	From   int // the number of events before, which have the first order
+	Events int // whose orders are explored
+	Faults int // among them, at most
+	// Time of the processor after which no other history begins. 0: all histories are run.
+	Time  time.Duration
+	First bool // it ends after the first violation
 }
 
 // Exploration is the result of exploring a scope.
@@ -75,13 +99,14 @@ type branch struct {
 	diverged     int
 }
 
-// level says which branches are run: all those of the first events, with at most so many faults. After these events, the
+// level says which branches are run: all those of some events, with at most so many faults. Before and after these events, the
 // first branch is run.
-type level struct{ faults, events int }
+type level struct{ from, events, faults int }
 
 // permits reports whether branch i of n is run.
 func (l level) permits(n *node, i int) bool {
-	return i == 0 || n.events < l.events && (!n.branches[i].fault || n.faults < l.faults)
+	explored := l.from <= n.events && n.events < l.from+l.events
+	return i == 0 || explored && (!n.branches[i].fault || n.faults < l.faults)
 }
 
 // explorer runs the histories of a scope. Each one begins with the same state. It takes branches that no other one has taken, or else
@@ -108,7 +133,7 @@ func Explore(t *testing.T, scope Scope, bound Bound) Exploration {
 	for faults := range bound.Faults + 1 {
 		e.result.Events = append(e.result.Events, 0)
 		for events := 1; events <= bound.Events; events++ {
-			e.level = level{faults, events}
+			e.level = level{bound.From, events, faults}
 			for !e.done(e.first) {
 				if e.ends() {
 					return e.ended()
@@ -218,10 +243,15 @@ func (w *window) run() {
 	s, scope := w.simulation, w.explorer.scope
 	s.setUp(scale{replicas: 2, nodes: 1, claims: 1, features: scope.features, protection: cmp.Or(scope.protection, "always")})
 	s.scale.protection = "always"
-	for _, step := range scope.users {
+	for _, prefix := range scope.users {
 		s.rest("before the first fault")
 		w.watchProcesses()
-		s.user(step)
+		step, ok := s.user(prefix)
+		if !ok {
+			s.violated("no step begins with %q", prefix)
+			break
+		}
+		s.perform(step)
 	}
 	if w.explore() {
 		w.explorer.result.Rested++
@@ -232,17 +262,16 @@ func (w *window) run() {
 	s.end()
 }
 
-// user performs the step of a user whose name begins with prefix.
-func (s *simulation) user(prefix string) {
+// user returns the step of a user whose name begins with prefix, and false if it is not possible.
+func (s *simulation) user(prefix string) (cluster.Step, bool) {
 	for _, group := range s.cluster.UserSteps(s.scale.claims) {
 		for _, step := range group {
 			if strings.HasPrefix(step.Name, prefix) {
-				s.perform(step)
-				return
+				return step, true
 			}
 		}
 	}
-	s.violated("no step begins with %q", prefix)
+	return cluster.Step{}, false
 }
 
 // String returns the columns of a table after the scope.

@@ -188,7 +188,7 @@ func driverState(s *simulation) string {
 // state returns the state.
 func (w *window) state() state {
 	w.seen.update(w)
-	all := []string{w.seen.now(), w.seen.resource(""), driverState(w.simulation)}
+	all := []string{w.seen.now(), fmt.Sprint(w.interfered), w.seen.resource(""), driverState(w.simulation)}
 	for _, r := range w.simulation.replicas {
 		if r == nil {
 			all = append(all, "none")

@@ -33,6 +33,8 @@ type window struct {
 	branch int
 	events int
 	faults int
+	// interfered: the step of a user was done that may come at any time.
+	interfered bool
 }
 
 // option is something that can happen next.
@@ -90,7 +92,7 @@ func (w *window) reach(options []option) (*node, bool) {
 func (w *window) options() []option {
 	for begin := time.Now(); ; w.simulation.advance(idle) {
 		w.settle()
-		if w.simulation.isViolated() || w.events >= w.explorer.bound.Events {
+		if w.simulation.isViolated() || w.events >= w.explorer.bound.From+w.explorer.bound.Events {
 			return nil
 		}
 		options := w.now()
@@ -133,6 +135,13 @@ func (w *window) now() []option {
 	}
 	for _, step := range w.simulation.cluster.Steps() {
 		options = append(options, option{do: func() { w.simulation.perform(step) }})
+	}
+	step, possible := w.simulation.user(w.explorer.scope.meanwhile)
+	if possible && !w.interfered && len(options) > 0 { // else nothing happens, and a rest follows
+		options = append(options, option{do: func() {
+			w.interfered = true
+			w.simulation.perform(step)
+		}})
 	}
 	if len(options) == 0 && len(late) > 0 {
 		options = append(options, option{do: func() {
