@@ -115,6 +115,11 @@ simulate-repeat: ## Run SEEDS histories (default 10000) in two processes, or tha
 	go test -count=1 -timeout 24h -v -run TestSameSeedSameHistory ./test/simulation -args \
 		$(if $(SEED),-same-from $(SEED) -same 1 -runs $(or $(RUNS),500),-same-from $(or $(FROM),0) -same $(or $(SEEDS),10000))
 
+.PHONY: simulate-exhaustive
+simulate-exhaustive: ## Explore all orders of EVENTS events with FAULTS faults (10 and 2), after FROM others, in small scopes, for TIME (10m)
+	go test -count=1 -timeout 24h -v -run 'TestSmallScopes$$' ./test/simulation -args -scope-from '$(or $(FROM),0 8)' \
+		-scope-events $(or $(EVENTS),10) -scope-faults $(or $(FAULTS),2) -scope-time $(or $(TIME),10m) -scopes '$(SCOPE)'
+
 .PHONY: simulate-mutations
 simulate-mutations: ## Remove one safety rule after the other and count the seeds until the simulation finds it; ARGS=-only=NAME
 	go run ./test/simulation/mutations $(ARGS)

@@ -27,7 +27,12 @@ func main() {
 	limit := flag.Int("limit", 20000, "seeds after which a mutation counts as not found")
 	only := flag.String("only", "", "part of the names of the mutations to run")
 	starts := flag.Int("starts", 3, "different first seeds, of which the median is printed")
+	small := flag.Bool("explore", false, "explore the small scopes instead of seeds; arguments after the flags are for the test")
 	flag.Parse()
+	if *small {
+		exploreAll(*only)
+		return
+	}
 	missed := 0
 	fmt.Printf("| without this rule | median of seeds | the violation |\n|---|---|---|\n")
 	for _, m := range mutations {
