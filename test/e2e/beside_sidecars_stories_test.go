@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -252,39 +253,39 @@ func (s *side) volumeOf(claim string) (pv, handle string) {
 
 func volumeRetainedLate(s *side) {
 	s.resource = "persistentvolumes"
-	s.plugin.Always("DeleteVolume", csitest.Fail(codes.Unavailable, "starting"))
 	s.launch()
 	s.claim("c", s.class(false, nil))
 	var pv string
 	pv, s.handle = s.volumeOf("c")
-	s.deleteClaim("c")
-	s.changedLate("DeleteVolume", func() error {
+	s.changedLate("DeleteVolume", func() { s.deleteClaim("c") }, func() {
 		_, err := s.client.CoreV1().PersistentVolumes().Patch(s.t.Context(), pv, types.MergePatchType,
 			[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`), metav1.PatchOptions{})
-		return err
+		s.must(err)
 	}, volumeKept)
 	s.another()
 }
 
-// changedLate changes an object whose watch is late, after a failed call of method. The driver returns success again when the
-// process has read the object since, or has called the driver without.
-func (s *side) changedLate(method string, change func() error, kept func(*side) verdict) {
+// changedLate changes an object after remove, during a call of method that fails. The watch is late until the process has read the
+// object since, or has called the driver again.
+func (s *side) changedLate(method string, remove, change func(), kept func(*side) verdict) {
 	s.t.Helper()
+	changed := make(chan struct{})
+	s.plugin.Next(method, func(ctx context.Context, _ *csitest.Plugin, _ any, _ func() (any, error)) (any, error) {
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		return nil, status.Error(codes.Unavailable, "starting")
+	})
+	remove()
 	s.wait(method, 1)
 	s.late.Lock()
 	defer s.late.Unlock()
-	s.must(change())
-	reads, calls := s.reads.Load(), s.plugin.Count(method)
-	hasRead := func() bool { return s.reads.Load() > reads }
+	change()
+	reads := s.reads.Load()
+	close(changed)
 	s.eventually("the process tries again", func(context.Context) error {
-		if !hasRead() && s.plugin.Count(method) < calls+2 {
-			return errors.New("it does not")
-		}
-		return nil
-	})
-	s.plugin.Always(method, nil)
-	s.eventually("the process tries again, and the driver is ready", func(context.Context) error {
-		if !hasRead() && kept(s).good {
+		if s.reads.Load() == reads && kept(s).good {
 			return errors.New("it does not")
 		}
 		return nil
@@ -444,16 +445,11 @@ func snapshotsLeft(s *side) verdict {
 
 func snapshotRetainedLate(s *side) {
 	s.resource = "volumesnapshotcontents"
-	s.plugin.Always("DeleteSnapshot", csitest.Fail(codes.Unavailable, "starting"))
 	s.boundContent()
 	s.launch()
 	s.snapshotReady("s")
 	s.handle = s.plugin.Snapshots()[0].ID
-	s.deleteContent()
-	s.changedLate("DeleteSnapshot", func() error {
-		s.patchContent(`{"spec":{"deletionPolicy":"Retain"}}`)
-		return nil
-	}, snapshotKept)
+	s.changedLate("DeleteSnapshot", s.deleteContent, func() { s.patchContent(`{"spec":{"deletionPolicy":"Retain"}}`) }, snapshotKept)
 	s.eventually("the content is deleted", func(ctx context.Context) error {
 		contents, err := s.contents(ctx)
 		if _, has := contents[s.ns+"-s"]; has {
