@@ -82,7 +82,7 @@ func TestBesideTheSidecars(t *testing.T) {
 					v := story.verdict(t, "", limit)
 					verdicts[i][1] = v
 					if v.good == story.fails {
-						t.Errorf("verdict: %s", v)
+						t.Errorf("verdict after %v: %s", limit, v.state)
 					}
 				})
 			})
@@ -106,7 +106,7 @@ func (s sidecarStory) verdict(t *testing.T, sidecar string, limit time.Duration)
 		v = s.end(side)
 		return v.good, nil
 	}) // the verdict says whether the time is over
-	t.Logf("verdict: %s", v)
+	t.Logf("verdict: %s, good: %t", v.state, v.good)
 	return v
 }
 
