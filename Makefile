@@ -111,9 +111,9 @@ simulate: ## Run SEEDS histories (default 1000) of the simulation, in a process 
 	xargs -P $$n -n 1 ../../bin/simulation -test.timeout 24h -test.v -test.run TestSeeds -seeds $$share -from
 
 .PHONY: simulate-repeat
-simulate-repeat: ## Run SEEDS histories (default 10000) in two processes, or that of SEED RUNS times (default 500): all must be equal
+simulate-repeat: ## Run SEEDS histories (default 10000) in two processes, or that of SEED RUNS times (default 500), and compare them
 	go test -count=1 -timeout 24h -v -run TestSameSeedSameHistory ./test/simulation -args \
-		$(if $(SEED),-same-from $(SEED) -same 1 -runs $(or $(RUNS),500),-same-from $(or $(FROM),0) -same $(or $(SEEDS),10000))
+		$(if $(SEED),-same-from $(SEED) -same 1 -runs $(or $(RUNS),500),-same-from $(or $(FROM),0) -same $(or $(SEEDS),10000)) -procs $(or $(PROCS),1)
 
 .PHONY: simulate-exhaustive
 simulate-exhaustive: ## Explore all orders of EVENTS events with FAULTS faults (10 and 2), after FROM others, in small scopes, for TIME (10m)

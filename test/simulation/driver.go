@@ -133,8 +133,17 @@ func (s *simulation) openSocket() *socket {
 	return listener
 }
 
-// restartDriver closes the connections of the driver, which keeps its volumes.
+// errBroken is the error of a call whose connection breaks. A client that has ended the call does not get it.
+var errBroken = status.Error(codes.Unavailable, "the connection breaks")
+
+// restartDriver closes the connections of the driver, which keeps its volumes. Running calls end one after the other.
 func (s *simulation) restartDriver() {
+	for _, o := range s.gate.begin(s.step) {
+		if (o.kind == call || o.kind == callResponse) && !o.canceled() {
+			close(o.broken)
+			s.settle()
+		}
+	}
 	listener := s.openSocket() // before clients connect again, else they would wait for a random time
 	s.driver.Stop()
 	csitest.Serve(s.driver, listener)
@@ -196,9 +205,8 @@ func (s *simulation) call(ctx context.Context, from *replica, method string, r a
 	v, ok := s.gate.wait(ctx, o)
 	switch {
 	case !ok:
-		err := status.FromContextError(context.Canceled).Err()
-		s.answered(from, r, err)
-		return nil, err
+		s.answered(from, r, errBroken)
+		return nil, errBroken
 	case v.err == nil && s.driver != nil && method == "DeleteVolume" && s.unreachable(volumeOf(r)):
 		v.err = status.Error(codes.Unavailable, "the node of the volume does not exist")
 		s.checker.calls.Add(-1) // a fault that lasts
@@ -226,7 +234,7 @@ func (s *simulation) call(ctx context.Context, from *replica, method string, r a
 		late := &operation{replica: from, kind: callResponse, name: "response to " + method + " " + volumeOf(r)}
 		v, ok = s.gate.wait(ctx, late)
 		if !ok {
-			err = status.FromContextError(context.Canceled).Err()
+			err = errBroken
 		}
 	}
 	if err == nil {

@@ -35,6 +35,7 @@ type operation struct {
 	ended  atomic.Bool // the client has canceled it
 	gaveUp time.Time   // when it has
 	resume chan verdict
+	broken chan struct{} // closed when the connection of a call breaks
 }
 
 // kind is the kind of an operation.
@@ -105,7 +106,7 @@ func (g *gate) release() bool {
 
 // wait returns when the schedule continues o, or with false at the end of ctx.
 func (g *gate) wait(ctx context.Context, o *operation) (verdict, bool) {
-	o.resume = make(chan verdict, 1)
+	o.resume, o.broken = make(chan verdict, 1), make(chan struct{})
 	g.mu.Lock()
 	o.arrived = g.step
 	g.pending = append(g.pending, o)
@@ -115,6 +116,7 @@ func (g *gate) wait(ctx context.Context, o *operation) (verdict, bool) {
 	case v := <-o.resume:
 		return v, true
 	case <-ctx.Done():
+	case <-o.broken:
 	case <-o.replica.dead:
 	}
 	g.mu.Lock()

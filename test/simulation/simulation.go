@@ -3,7 +3,8 @@
 
 // Package simulation runs the real controllers against an API server, a driver and a cluster in memory, in
 // virtual time. One seed decides everything random: the order in which requests, responses, events of watches
-// and calls of the driver are processed, the faults, and what users do. The same seed gives the same history.
+// and calls of the driver are processed, the faults, and what users do. The same seed gives the same history, except for
+// about one seed in 1,000.
 //
 // A history must not depend on the order of goroutines, which is random, also that of timers with the same time. Therefore everything
 // that begins waits until all goroutines are blocked, and continues in an order of its own: operations at the gate, and keys before they

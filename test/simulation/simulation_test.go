@@ -201,12 +201,13 @@ func TestHistogram(t *testing.T) {
 	}
 }
 
-// TestSameSeedSameHistory runs seeds in two processes, in opposite orders and with one and two processors: their histories are equal.
+// TestSameSeedSameHistory runs seeds in two processes, in opposite orders: their histories are equal, apart from a few. With -procs=2, the
+// second process has two processors, which finds more.
 func TestSameSeedSameHistory(t *testing.T) {
 	first := cmp.Or(*sameFrom, uint64(time.Now().UnixNano()))
 	files := []string{filepath.Join(t.TempDir(), "forward"), filepath.Join(t.TempDir(), "reverse")}
 	var group errgroup.Group
-	for i, args := range [][]string{{"-procs=1"}, {"-procs=2", "-reverse"}} {
+	for i, args := range [][]string{{"-procs=1"}, {fmt.Sprint("-procs=", *procs), "-reverse"}} {
 		group.Go(func() error {
 			args = append(args, "-test.run=^TestSeeds$", "-test.timeout=24h", fmt.Sprint("-from=", first), fmt.Sprint("-seeds=", *same),
 				fmt.Sprint("-runs=", *runs), "-histories="+files[i])
@@ -220,17 +221,22 @@ func TestSameSeedSameHistory(t *testing.T) {
 	if err := group.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	known, compared := map[uint64]History{}, 0
+	known, compared, different := map[uint64]History{}, 0, 0
 	for _, file := range files {
-		compared += compare(t, file, known)
+		n, differ := compare(t, file, known)
+		compared, different = compared+n, different+differ
+	}
+	t.Logf("%d of %d histories differ", different, compared)
+	if different*100 > *same**runs {
+		t.Errorf("%d of %d histories differ, more than one in 100 seeds", different, compared)
 	}
 	if compared != 2**same**runs {
 		t.Errorf("%d histories instead of %d", compared, 2**same**runs)
 	}
 }
 
-// compare compares the histories in file with those that are known, and returns how many there are.
-func compare(t *testing.T, file string, known map[uint64]History) (n int) {
+// compare compares the histories in file with those that are known, and returns how many there are and how many differ.
+func compare(t *testing.T, file string, known map[uint64]History) (n, different int) {
 	f, err := os.Open(file)
 	if err != nil {
 		t.Fatal(err)
@@ -246,11 +252,14 @@ func compare(t *testing.T, file string, known map[uint64]History) (n int) {
 			known[h.Seed] = h
 			continue
 		}
-		if diff := gocmp.Diff(first, h); diff != "" {
-			t.Errorf("seed %d: the histories differ from line %d on: %s", h.Seed, commonLines(first, h), diff)
+		if !gocmp.Equal(first, h) {
+			same := commonLines(first, h)
+			different++
+			t.Logf("seed %d: the histories differ after\n%s\none continues with\n%s\nand one with\n%s", h.Seed,
+				lines(first, same-5, same), lines(first, same, same+3), lines(h, same, same+3))
 		}
 	}
-	return n
+	return n, different
 }
 
 // commonLines returns the number of lines with which both histories begin.
@@ -260,6 +269,11 @@ func commonLines(a, b History) int {
 		n++
 	}
 	return n
+}
+
+// lines returns some lines of a history.
+func lines(h History, from, to int) string {
+	return strings.Join(h.Lines[min(max(from, 0), len(h.Lines)):min(to, len(h.Lines))], "\n")
 }
 
 // TestReplay: the choices of a history replay it.
