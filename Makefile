@@ -111,7 +111,7 @@ DECISIONS := decide|rules|state|plan|permit|resume
 .PHONY: simulate-coverage
 simulate-coverage: ## Run SEEDS histories (default 1000) of the simulation and list the blocks of decisions that none takes
 	go test -c -covermode=atomic -coverpkg=$$(echo $(DECIDING:%=./%) | tr ' ' ,) -o bin/simulation-coverage ./test/simulation
-	rm -rf bin/coverage.d && mkdir bin/coverage.d
+	rm -rf bin/coverage.d && mkdir -p bin/coverage.d
 	n=$$(nproc); share=$$((($(or $(SEEDS),1000) + n - 1) / n)); cd test/simulation && \
 	seq $(or $(FROM),1) $$share $$(($(or $(FROM),1) + share * n - 1)) | xargs -P $$n -I '{}' ../../bin/simulation-coverage \
 		-test.timeout 24h -test.run TestSeeds -seeds $$share -from '{}' -test.coverprofile ../../bin/coverage.d/'{}'
