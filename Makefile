@@ -120,6 +120,21 @@ simulate-exhaustive: ## Explore all orders of EVENTS events with FAULTS faults (
 	go test -count=1 -timeout 24h -v -run 'TestSmallScopes$$' ./test/simulation -args -scope-from '$(or $(FROM),0 8)' \
 		-scope-events $(or $(EVENTS),10) -scope-faults $(or $(FAULTS),2) -scope-time $(or $(TIME),10m) -scopes '$(SCOPE)'
 
+# The packages whose decisions simulate-coverage counts, and parts of the names of their files.
+DECIDING := internal/intent provisioner attacher resizer snapshotter topolvm capacity nodecontroller/nodecleanup
+DECISIONS := decide|rules|state|plan|permit|resume
+
+.PHONY: simulate-coverage
+simulate-coverage: ## Run SEEDS histories (default 1000) of the simulation and list the blocks of decisions that none takes
+	go test -c -covermode=atomic -coverpkg=$$(echo $(DECIDING:%=./%) | tr ' ' ,) -o bin/simulation-coverage ./test/simulation
+	rm -rf bin/coverage.d && mkdir -p bin/coverage.d
+	n=$$(nproc); share=$$((($(or $(SEEDS),1000) + n - 1) / n)); cd test/simulation && \
+	seq $(or $(FROM),1) $$share $$(($(or $(FROM),1) + share * n - 1)) | xargs -P $$n -I '{}' ../../bin/simulation-coverage \
+		-test.timeout 24h -test.run TestSeeds -seeds $$share -from '{}' -test.coverprofile ../../bin/coverage.d/'{}'
+	@awk -F '[ :,]' 'FNR > 1 && $$1 ~ /\/[a-z_]*($(DECISIONS))[a-z_]*\.go$$/ { at = $$1 ":" $$2; taken[at] += $$NF } \
+		END { for (at in taken) { all++; if (!taken[at]) { never++; sub(".*/storage-controller/", "", at); print at | "sort -V" } } \
+		close("sort -V"); print never + 0 " of " all " blocks were never taken" }' bin/coverage.d/*
+
 .PHONY: simulate-mutations
 simulate-mutations: ## Remove one safety rule after the other and count the seeds until the simulation finds it; ARGS=-only=NAME
 	go run ./test/simulation/mutations $(ARGS)

@@ -101,10 +101,14 @@ func NewCandidate(cfg Config, lock *resourcelock.LeaseLock, metrics *Metrics) (*
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	observed := &observedLock{Interface: lock, metrics: metrics, duration: cfg.wholeSeconds()}
+	observed := &observedLock{Interface: lock, metrics: metrics, duration: cfg.wholeSeconds(), delay: func() {}}
 	metrics.slowpath.WithLabelValues(observed.name())
 	return &Candidate{cfg: cfg, lock: observed, watch: watchOf(lock), health: leaderelection.NewLeaderHealthzAdaptor(tolerance)}, nil
 }
+
+// DelayExpiry has delay called when the Lease of a term has expired, before the term ends. It may block, as the timers of a suspended
+// process do. Call it before [Candidate.Campaign].
+func (c *Candidate) DelayExpiry(delay func()) { c.lock.delay = delay }
 
 // Check fails if this replica is leader and has not renewed the Lease for its duration plus 20 s. For client-go, also a replica
 // that only reads its own expired Lease is leader.

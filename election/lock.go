@@ -128,6 +128,7 @@ type observedLock struct {
 	resourcelock.Interface
 	metrics  *Metrics
 	duration time.Duration // of the Lease
+	delay    func()        // is called before a term expires
 	leading  atomic.Bool
 	since    atomic.Int64 // start of the term, in Unix nanoseconds
 	holder   atomic.Value // of the Lease as last read or written, a string
@@ -210,7 +211,10 @@ func (l *observedLock) rest() time.Duration {
 func (l *observedLock) limit(expired func()) (stop func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.expiry = time.AfterFunc(l.rest(), expired)
+	l.expiry = time.AfterFunc(l.rest(), func() {
+		l.delay()
+		expired()
+	})
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()

@@ -37,6 +37,8 @@ type Config struct {
 	// DriverCalls is called for each call of the roles, in memory, of the driver that the process serves. Not nil means that the
 	// process does not serve the socket. It is for simulations.
 	DriverCalls grpc.UnaryServerInterceptor
+	// DelayExpiry is called when a Lease that the process holds has expired: see [election.Candidate.DelayExpiry]. It is for simulations.
+	DelayExpiry func()
 	// KeepMemory keeps the memory that the first lists have needed. It is for programs that run many of these processes.
 	KeepMemory bool
 	// Enqueue is [workloop.Metrics.Enqueue].

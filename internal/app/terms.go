@@ -117,6 +117,9 @@ func (t *terms) addCandidates(config *rest.Config, registries registries, events
 		if err != nil {
 			return err
 		}
+		if t.cfg.DelayExpiry != nil {
+			e.candidate.DelayExpiry(t.cfg.DelayExpiry)
+		}
 		if t.driver != nil && slices.ContainsFunc(e.members, func(m *member) bool { return m.callsDriver }) {
 			e.driver, e.patience = t.driver, driverLimit*c.Timing.LeaseDuration
 		}

@@ -36,7 +36,10 @@ var errDead = errors.New("killed")
 // hooks lets the requests of the replicas wait at the gate. Lists and watches that fill the caches of informers do not wait, and
 // fail during a partition. The events that watches deliver later wait, and of some processes also the end of each initial list.
 func (s *simulation) hooks() apiserver.Hooks {
-	return apiserver.Hooks{Before: s.before, After: s.after, Deliver: s.deliver, WatchTimeout: s.watchTimeout, Cached: s.cached}
+	return apiserver.Hooks{
+		Before: s.before, After: s.after, Deliver: s.deliver, WatchTimeout: s.watchTimeout, Cached: s.cached, Late: s.isLate,
+		Mutate: s.mutate,
+	}
 }
 
 // watchTimeout returns the time of a watch. Those of client-go are random, and it begins watches in random order.
@@ -65,6 +68,15 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	from := s.replicaOf(r)
 	if from == nil {
 		return nil
+	}
+	if resumed := from.suspension.wait(); resumed != nil && (r.Verb == "watch" || isForCache(r)) {
+		select {
+		case <-resumed:
+		case <-from.dead:
+		}
+	}
+	if err := ctx.Err(); err != nil { // a client sends no request then
+		return err
 	}
 	s.mayRequest(from, r)
 	defer outlast(ctx, time.Now())
@@ -110,10 +122,19 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 	if !ok {
 		return cmp.Or(ctx.Err(), errDead)
 	}
+	if v.err == nil {
+		v.err = s.denied(r)
+	}
 	if v.err != nil {
 		return v.err
 	}
 	v.executed = s.observe(from, r)
+	if v.late {
+		s.late.Store(r.ID, true)
+		if o.late != nil {
+			v.executed = s.observeLate(o, r)
+		}
+	}
 	s.mu.Lock()
 	s.verdicts[r.ID] = v
 	s.mu.Unlock()
@@ -130,7 +151,12 @@ func (s *simulation) executeLate(o *operation, r apiserver.Request) {
 		s.record("%s %s has no effect, because it is too late", o.replica.client, o.name)
 		return
 	}
-	switch result := r.Execute(); {
+	s.tookEffectLate(o, r, r.Execute())
+}
+
+// tookEffectLate records the write r of o, which was executed after its client had given up.
+func (s *simulation) tookEffectLate(o *operation, r apiserver.Request, result apiserver.Result) {
+	switch {
 	case result.Object == nil:
 	case r.Resource == cluster.Claims && r.Verb == "patch":
 		s.recorded(o.replica, r)
@@ -163,14 +189,17 @@ func (s *simulation) after(ctx context.Context, r apiserver.Request, result apis
 	}
 	defer outlast(ctx, time.Now())
 	received := v.executed(result)
-	if err := ctx.Err(); err != nil {
+	if err := ctx.Err(); err != nil && !v.late {
 		return err
 	}
 	if v.delay {
 		o := &operation{replica: from, kind: response, name: "response to " + describe(r), lease: isLease(r), key: keyOf(ctx)}
 		arrives, ok := s.gate.wait(ctx, o)
 		if !ok {
-			return errDead
+			return cmp.Or(ctx.Err(), errDead)
+		}
+		if arrives.late {
+			s.late.Store(r.ID, true)
 		}
 		v.lost = arrives.lost
 	}

@@ -149,6 +149,17 @@ func (s *simulation) restartDriver() {
 	csitest.Serve(s.driver, listener)
 }
 
+// createVolume creates a volume of the size of new claims, without a call of a process.
+func (s *simulation) createVolume(name string) (handle string, err error) {
+	mode := &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
+	response, err := s.driver.CreateVolume(context.Background(), &csi.CreateVolumeRequest{
+		Name: name, VolumeCapabilities: []*csi.VolumeCapability{{
+			AccessMode: mode, AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+		}},
+	})
+	return response.GetVolume().GetVolumeId(), err
+}
+
 // unpublish removes a publication from the storage system, if there is one. The attacher notices it with ListVolumes.
 func (s *simulation) unpublish() bool {
 	var published [][2]string

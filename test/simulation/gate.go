@@ -31,11 +31,16 @@ type operation struct {
 	term    string // of a call: the Lease whose holder may make it
 	arrived int
 	// late is called instead of resuming a call or a write whose client has given up: it is executed nevertheless.
-	late   func()
-	ended  atomic.Bool // the client has canceled it
-	gaveUp time.Time   // when it has
-	resume chan verdict
-	broken chan struct{} // closed when the connection of a call breaks
+	late  func()
+	ended atomic.Bool // the client has canceled it
+	// sent: the process had sent it when it was suspended. expired: its context has ended while the process was suspended.
+	// excused: the process has begun the call before it was suspended, or another replica led.
+	sent    bool
+	excused bool
+	expired atomic.Bool
+	gaveUp  time.Time // when it has
+	resume  chan verdict
+	broken  chan struct{} // closed when the connection of a call breaks
 }
 
 // kind is the kind of an operation.
@@ -47,6 +52,7 @@ const (
 	event
 	call
 	callResponse
+	expiry
 )
 
 // verdict is how an operation continues.
@@ -54,6 +60,7 @@ type verdict struct {
 	err   error // instead of executing the operation
 	lost  error // after executing it, instead of its response
 	delay bool  // the response is an operation of its own
+	late  bool  // its context has ended, and its process, which was suspended, has not noticed that
 
 	// executed records the result of a request, and returns a function that records that its response arrives.
 	executed func(apiserver.Result) (received func())
@@ -116,6 +123,9 @@ func (g *gate) wait(ctx context.Context, o *operation) (verdict, bool) {
 	case v := <-o.resume:
 		return v, true
 	case <-ctx.Done():
+		if v, ok := o.outlasts(); ok {
+			return v, true
+		}
 	case <-o.broken:
 	case <-o.replica.dead:
 	}

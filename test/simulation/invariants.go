@@ -43,6 +43,7 @@ type checker struct {
 	// writes and calls are the numbers of the API requests that write something else than a Lease, and of the calls that
 	// change something at the driver.
 	writes, calls atomic.Int64
+	refusals      atomic.Int64         // of a throttle, or for lack of a permission: each causes another attempt
 	refused       map[string]time.Time // the last refusal of each CreateVolume by the service of TopoLVM
 	// released are the volumes that a replica has begun to release.
 	released map[string]bool
@@ -96,6 +97,10 @@ func (s *simulation) observe(from *replica, r apiserver.Request) func(apiserver.
 			s.checker.writes.Add(1)
 		}
 		switch {
+		case isLease(r) && r.Verb == "create" && succeeded: // its own time is older, after a late response to a read
+			s.mu.Lock()
+			s.checker.renewed[result.Object.(metav1.Object).GetName()] = time.Now()
+			s.mu.Unlock()
 		case isLease(r) && r.Verb == "update" && succeeded:
 			s.mu.Lock()
 			s.checker.renewed[r.Name] = time.Now()
@@ -179,10 +184,10 @@ func (s *simulation) began(from *replica, method string, r any) (lease string) {
 }
 
 // hasCredentials returns an error if the request r lacks the values of the Secret that all classes name. DeleteVolume is
-// called without them if there is no Secret.
+// called without them if there is no Secret, or no permission to read it.
 func (s *simulation) hasCredentials(r any) error {
 	request, ok := r.(interface{ GetSecrets() map[string]string })
-	if _, deletes := r.(*csi.DeleteVolumeRequest); deletes && request.GetSecrets() == nil && s.cluster.SecretDeleted {
+	if _, deletes := r.(*csi.DeleteVolumeRequest); deletes && request.GetSecrets() == nil && (s.cluster.SecretDeleted || s.secretsDenied) {
 		return nil
 	}
 	if ok && s.scale.features.Secrets && !maps.Equal(request.GetSecrets(), cluster.Credentials) {
@@ -412,9 +417,13 @@ func (s *simulation) check() {
 	s.checkTopolvm()
 }
 
-// checkTerms checks that a process has canceled its calls before another one can acquire the Lease.
+// checkTerms checks that a process has canceled its calls before another one can acquire the Lease. Those that a suspended process has
+// begun before are canceled when it continues.
 func (s *simulation) checkTerms() {
 	for _, o := range append(s.gate.running(), s.stillServing()...) {
+		if o.excused || o.replica.isSuspended(s.step) {
+			continue
+		}
 		if err := s.leads(o.replica, o.term); err != nil {
 			s.violated("%s still calls %s: %v", o.replica.client, o.name, err)
 		}
@@ -446,7 +455,7 @@ func (s *simulation) checkFinalizers() {
 // checkEffort checks that each step of a component or a user, each fault and each start of a process leads to at most two
 // writes and one call, on average.
 func (s *simulation) checkEffort() {
-	causes := int64(s.performed + s.history.Faults + s.started)
+	causes := int64(s.performed+s.history.Faults+s.started) + s.checker.refusals.Load()
 	if writes, limit := s.checker.writes.Load(), 10+2*causes; writes > limit {
 		s.violated("%d writes, more than %d", writes, limit)
 	}
@@ -488,6 +497,9 @@ func (s *simulation) checkRest(when string) {
 		kept := s.checker.retained(v.ID) || s.checker.nodes.forced[v.ID] || s.mayLeak(v) || s.waitsForNode(v)
 		if len(s.volumesWith(v.ID)) == 0 && !kept {
 			s.violated("%s: volume %s (%s) has no PersistentVolume", when, v.ID, v.Name)
+		}
+		if len(v.Published) > 1 {
+			s.happens("a volume is published to two nodes")
 		}
 		for _, node := range slices.Sorted(maps.Keys(v.Published)) {
 			if !recorded[v.ID+" "+node] {

@@ -59,7 +59,7 @@ func (s *simulation) unprotected(volume string) bool {
 }
 
 // loses records which volumes the next leader does not know if r cannot write any more: with
-// --provisioning-protection=on-retry, the claim is not protected during the first call.
+// --provisioning-protection=on-retry, the claim is not protected during the first call, and with off never.
 func (s *simulation) loses(r *replica) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +71,8 @@ func (s *simulation) loses(r *replica) {
 func (s *simulation) forgets(r *replica) {
 	c := s.checker.creates
 	for name, creator := range c.creator {
-		if creator == r && s.scale.protection == "on-retry" && s.unprotected(name) {
+		unrecorded := s.scale.protection != "always" && s.unprotected(name) || s.lacksRecord(s.claimNamed(name))
+		if creator == r && unrecorded {
 			c.lost[name] = true
 			delete(c.requests, name)
 			delete(c.indeterminate, name)
@@ -142,12 +143,16 @@ func (s *simulation) mayCreate(from *replica, r *csi.CreateVolumeRequest) error 
 	c, name, claim := s.checker.creates, r.GetName(), s.claimNamed(r.GetName())
 	last, creator := c.requests[name], c.creator[name]
 	if creator != from && last != nil && s.unprotected(name) || from.cutOff {
-		c.lost[name] = c.lost[name] || s.scale.protection == "on-retry"
+		c.lost[name] = c.lost[name] || s.scale.protection != "always"
+	}
+	if creator != from && last != nil && s.lacksRecord(claim) {
+		c.lost[name] = true
 	}
 	if last != nil && !proto.Equal(last, r) && !(c.lost[name] && creator != from) {
 		return fmt.Errorf("the outcome of another request is unknown: %v, now %v", last, r)
 	}
-	if c.indeterminate[name] == from && claim != nil && claim.DeletionTimestamp == nil && s.unprotected(name) {
+	exists := claim != nil && claim.DeletionTimestamp == nil
+	if s.scale.protection != "off" && c.indeterminate[name] == from && exists && s.unprotected(name) {
 		return errors.New("the outcome of the last call is unknown, and its claim is not protected")
 	}
 	unbound := claim != nil && claim.DeletionTimestamp == nil && claim.Spec.VolumeName == ""

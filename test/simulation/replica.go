@@ -45,6 +45,7 @@ type replica struct {
 	attachments map[types.UID]bool // the VolumeAttachments that its watch has shown
 	cutOff      bool               // it was killed, or could not reach the API server
 
+	suspension  suspension
 	partitioned int         // the step at which its requests reach the API server again
 	unreachable atomic.Bool // partitioned is not zero
 	// observed is the version that its API server has observed, until the step caughtUp; then math.MaxUint64.
@@ -94,8 +95,8 @@ var configuration = func() func(command app.Selection, args ...string) app.Confi
 	}
 }()
 
-// start starts a process under the name of a replica and returns when it has read its environment.
-func (s *simulation) start(name string) *replica {
+// start starts a process with config under the name of a replica and returns when it has read its environment.
+func (s *simulation) start(name string, config app.Config) *replica {
 	s.started++
 	r := &replica{
 		name: name, client: fmt.Sprintf("%s#%d", name, s.started), listed: map[schema.GroupVersionResource]uint64{},
@@ -111,8 +112,8 @@ func (s *simulation) start(name string) *replica {
 	s.mu.Lock()
 	s.processes[r.client] = r
 	s.mu.Unlock()
-	config := s.config
 	config.KeepMemory = true
+	config.DelayExpiry = func() { s.delayExpiry(r) }
 	config.API = s.api.Config(r.client)
 	config.API.ContentType = runtime.ContentTypeProtobuf
 	config.API.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON

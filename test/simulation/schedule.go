@@ -84,10 +84,15 @@ func (s *simulation) nextStep() {
 		if r != nil && r.partitioned > 0 && s.step >= r.partitioned {
 			s.reconnected(r)
 		}
+		if r != nil && r.suspension.untilAt > 0 && !r.isSuspended(s.step) {
+			s.resume(r)
+		}
 		if r != nil && s.step >= r.caughtUp {
 			r.observed.Store(math.MaxUint64)
 		}
 	}
+	s.permitAgain(s.step)
+	s.stripNoMore(s.step)
 	s.removeEnded()
 }
 
@@ -101,6 +106,7 @@ func (s *simulation) eligible(pending []*operation) []*operation {
 			held = running[o.volume]
 			running[o.volume] = true
 		}
+		held = held || s.holdsCall(o) || !o.sent && o.replica.isSuspended(s.step)
 		if !held && s.step >= s.frozen[o.replica.client+" "+o.watched()] {
 			eligible = append(eligible, o)
 		}
@@ -156,26 +162,17 @@ func (s *simulation) advance(d time.Duration) {
 
 // proceed continues o, perhaps with a fault.
 func (s *simulation) proceed(o *operation) {
+	suspended := o.replica.isSuspended(s.step)
+	if !suspended && s.refusesCall(o) {
+		return
+	}
 	v, text := verdict{}, ""
-	if s.choices.Chance(s.scale.faults) {
+	if suspended {
+		v, text = verdict{delay: true}, ", while it is suspended"
+	} else if s.choices.Chance(s.scale.faults) {
 		s.history.Faults++
-		switch o.kind {
-		case request:
-			v, text = s.requestFault(o)
-		case event:
-			v, text = s.watchFault()
-		case call:
-			if s.driver != nil {
-				v, text = s.callFault(o)
-			} else { // the roles call it in memory, and their deadlines are before its own
-				v, text = verdict{lost: status.Error(codes.DeadlineExceeded, "simulated")}, ", whose response is late"
-			}
-		case response:
-			v, text = verdict{lost: errNetwork}, ", which is lost"
-		case callResponse:
-			v, text = verdict{lost: status.Error(codes.Unavailable, "simulated")}, ", which is lost"
-		}
-	} else if (o.kind == request || o.kind == call) && s.choices.Chance(15) {
+		v, text = s.fault(o)
+	} else if (o.kind == request || o.kind == call) && s.choices.Chance(15) && s.swarm.has(responseDelayed) {
 		v, text = verdict{delay: true}, ", the response is delayed"
 	}
 	if o.canceled() {
@@ -190,6 +187,26 @@ func (s *simulation) proceed(o *operation) {
 		return
 	}
 	s.gate.proceed(o, v)
+}
+
+// fault returns a fault of o, or none if the history has none for it.
+func (s *simulation) fault(o *operation) (verdict, string) {
+	has := s.swarm.has
+	switch {
+	case o.kind == request:
+		return s.requestFault(o)
+	case o.kind == event && has(watchFault):
+		return s.watchFault()
+	case o.kind == call && s.driver != nil:
+		return s.callFault(o)
+	case o.kind == call: // the roles call it in memory, and their deadlines are before its own
+		return verdict{lost: status.Error(codes.DeadlineExceeded, "simulated")}, ", whose response is late"
+	case o.kind == response && has(responseLost):
+		return verdict{lost: errNetwork}, ", which is lost"
+	case o.kind == callResponse && has(callResponseLost):
+		return verdict{lost: status.Error(codes.Unavailable, "simulated")}, ", which is lost"
+	}
+	return verdict{}, ""
 }
 
 // requestFault returns a fault of an API request.
@@ -211,8 +228,11 @@ func (s *simulation) requestFault(o *operation) (verdict, string) {
 	case "create":
 		faults = faults[:4]
 	}
-	f := faults[s.choices.Pick(len(faults))]
-	return f.v, f.text
+	kind := s.choices.Pick(len(faults))
+	if !s.swarm.has(fault(kind)) {
+		return verdict{}, ""
+	}
+	return faults[kind].v, faults[kind].text
 }
 
 // watchFault returns a fault of a watch.
@@ -240,6 +260,10 @@ func (s *simulation) callFault(o *operation) (verdict, string) {
 	if o.method == "CreateSnapshot" && s.choices.Pick(3) == 0 {
 		return verdict{unready: true}, ", whose snapshot is not ready"
 	}
+	all = s.swarm.codes(all)
+	if len(all) == 0 {
+		return verdict{}, ""
+	}
 	code := all[s.choices.Pick(len(all))]
 	err := status.Error(code, "simulated")
 	// Most codes mean that the call has no effect. After such an error of CreateVolume or CreateSnapshot, the product assumes
@@ -252,7 +276,7 @@ func (s *simulation) callFault(o *operation) (verdict, string) {
 			code, err = codes.Unavailable, status.Error(codes.Unavailable, "simulated")
 		}
 	}
-	if final || s.choices.Pick(2) == 0 {
+	if final || s.choices.Pick(2) == 0 || !s.swarm.has(callTakesEffect) {
 		return verdict{err: err}, ", which fails with " + code.String()
 	}
 	return verdict{lost: err}, ", which takes effect and fails with " + code.String()
@@ -268,19 +292,23 @@ func (s *simulation) has(name string) bool {
 func (s *simulation) disaster() {
 	i := s.choices.Pick(len(s.replicas))
 	r := s.replicas[i]
-	if r == nil {
+	if r == nil || r.isSuspended(s.step) {
+		return
+	}
+	n, ok := s.pickDisaster()
+	if !ok {
 		return
 	}
 	s.history.Faults++
-	switch n := s.choices.Pick(10); {
-	case n == 0 && !r.stopping:
+	switch {
+	case n == stopsReplica && !r.stopping:
 		s.record("%s is told to stop", r.client)
 		s.stop(r)
 		s.perhapsTakeover()
-	case n < 4:
+	case n < freezes:
 		s.crash(i)
 		s.perhapsTakeover()
-	case n < 6:
+	case n < partitions:
 		resources := []string{"persistentvolumeclaims", "persistentvolumes", "volumeattachments", "storageclasses"}
 		if s.scale.features.Topolvm {
 			resources[2] = cluster.LogicalVolumes.Resource
@@ -300,7 +328,7 @@ func (s *simulation) disaster() {
 		resource := resources[s.choices.Pick(len(resources))]
 		s.record("%s gets no events of %s for a while", r.client, resource)
 		s.frozen[r.client+" "+resource] = s.step + 10 + s.choices.Pick(150)
-	case n < 8:
+	case n < clockJumps:
 		s.record("%s cannot reach the API server for a while", r.client)
 		s.loses(r)
 		r.partitioned = math.MaxInt
@@ -308,11 +336,17 @@ func (s *simulation) disaster() {
 		s.advance(idle)
 		s.perhapsTakeover()
 		r.partitioned = s.step + 5 + s.choices.Pick(30)
-	case n == 8 && s.scale.clock:
+	case n == clockJumps && s.scale.clock:
 		ahead := time.Duration(s.choices.Pick(7)-3) * 40 * time.Second
 		s.record("the clock of the API server jumps, and is %v ahead", ahead)
 		s.api.SetClock(ahead)
-	case n == 9 && s.scale.lists && s.unpublish():
+	case n == suspends:
+		s.suspend(r)
+	case n == strips:
+		s.strip()
+	case n == denies:
+		s.deny()
+	case n == unpublishes && s.scale.lists && s.unpublish():
 	case s.driver == nil: // the cluster has the faults of topolvm-node
 	default:
 		s.record("the driver restarts")
@@ -349,7 +383,8 @@ func (s *simulation) onlyLeases(d time.Duration) {
 		s.nextStep()
 		s.check()
 		pending := s.gate.begin(s.step)
-		switch i := slices.IndexFunc(pending, func(o *operation) bool { return o.lease && !o.canceled() }); {
+		renews := func(o *operation) bool { return o.lease && !o.canceled() && (o.sent || !o.replica.isSuspended(s.step)) }
+		switch i := slices.IndexFunc(pending, renews); {
 		case i < 0:
 			s.advance(min(time.Until(end), restIdle))
 		case s.step < pending[i].replica.partitioned:
@@ -398,7 +433,7 @@ func (s *simulation) startAll() {
 
 func (s *simulation) startReplica(i int) {
 	name := fmt.Sprintf("r%d", i)
-	s.replicas[i] = s.start(name)
+	s.replicas[i] = s.start(name, s.configs[i])
 	s.record("%s starts", s.replicas[i].client)
 }
 
@@ -422,10 +457,15 @@ func (s *simulation) rest(when string) {
 	s.resting = true
 	defer func() { s.resting = false }()
 	clear(s.frozen)
+	s.permitAgain(math.MaxInt)
+	s.stripNoMore(math.MaxInt)
 	for _, r := range s.replicas {
 		if r != nil {
 			r.caughtUp = 0
 			s.reconnected(r)
+			if r.suspension.untilAt > 0 {
+				s.resume(r)
+			}
 		}
 	}
 	limit, steps, quiet, restored := time.Now().Add(restLimit), s.step+restSteps, time.Time{}, time.Now()
@@ -436,6 +476,7 @@ func (s *simulation) rest(when string) {
 		switch pending, possible := s.eligible(s.gate.begin(s.step)), s.cluster.Steps(); {
 		case s.step > steps:
 			s.violated("%s: not done after %d steps: %s", when, restSteps, strings.Join(s.busy(), ", "))
+		case len(pending) > 0 && s.refusesCall(pending[0]):
 		case len(pending) > 0:
 			s.record("%s %s", pending[0].replica.client, pending[0].name)
 			if pending[0].canceled() {
@@ -450,7 +491,7 @@ func (s *simulation) rest(when string) {
 		case time.Now().After(limit):
 			s.violated("%s: not done after %v: %s", when, restLimit, strings.Join(s.busy(), ", "))
 		case len(s.busy()) > 0 && time.Since(restored) > restoreAfter:
-			for _, step := range s.cluster.Restorations(s.mayConflict) {
+			for _, step := range append(s.cluster.Restorations(s.mayConflict), s.releasesOfUnrecorded()...) {
 				s.perform(step)
 			}
 			restored = time.Now()

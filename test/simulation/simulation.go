@@ -12,12 +12,12 @@
 package simulation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -51,14 +51,17 @@ type History struct {
 // simulation is one history.
 type simulation struct {
 	choices *choices
-	config  app.Config
+	configs []app.Config // by replica
 	api     *apiserver.Server
 	driver  *csitest.Plugin // nil with TopoLVM
 	cluster *cluster.Cluster
 	gate    *gate
 	scale   scale
-	history History
-	begin   time.Time
+	swarm   swarm
+	// throttle is that of the driver.
+	throttle throttle
+	history  History
+	begin    time.Time
 
 	replicas  []*replica // nil: not running
 	started   int        // processes
@@ -69,6 +72,7 @@ type simulation struct {
 	componentActed bool
 	frozen         map[string]int // the step at which the watch of a replica continues
 
+	late      sync.Map // the IDs of requests of suspended processes: see isLate
 	caches    sync.Map // the processes by client, for the hook that must not wait for mu
 	mu        sync.Mutex
 	socket    *socket
@@ -76,15 +80,22 @@ type simulation struct {
 	verdicts  map[uint64]verdict
 	serving   []serving
 	checker   *checker
+	stripping stripping
+	denials   map[string]denial // by verb and resource
+	// secretsDenied: the processes could not read the Secret for a while.
+	secretsDenied bool
 }
 
 // scale is the size of a history.
 type scale struct {
 	replicas, nodes, claims, steps int
+	threads                        int // of each role; zero: three
 	// faults and disasters are chances in percent: of each operation, and of each step.
 	faults, disasters int
 
 	features cluster.Features
+	// controllers are the --controllers of each replica; nil: all.
+	controllers []string
 	// protection is the value of --provisioning-protection.
 	protection string
 	// nodeExpansion: an expansion needs the kubelet.
@@ -117,7 +128,7 @@ func Run(t *testing.T, seed uint64, replay []uint16) (h History) {
 			c = &choices{replay: replay}
 		}
 		s := newSimulation(c)
-		s.run(withTopolvm(seed))
+		s.run(seed)
 		h = s.history
 		h.Seed = seed
 		h.Choices, h.Steps, h.Duration = c.taken, s.step, time.Since(s.begin)
@@ -131,7 +142,7 @@ func Run(t *testing.T, seed uint64, replay []uint16) (h History) {
 func newSimulation(c *choices) *simulation {
 	return &simulation{
 		choices: c, gate: newGate(), begin: time.Now(), frozen: map[string]int{}, history: History{Situations: map[string]int{}},
-		processes: map[string]*replica{}, verdicts: map[uint64]verdict{}, checker: newChecker(),
+		processes: map[string]*replica{}, verdicts: map[uint64]verdict{}, checker: newChecker(), denials: map[string]denial{},
 	}
 }
 
@@ -142,10 +153,16 @@ const collectEvery = 5
 var finished atomic.Int64
 
 // run sets everything up, runs the three parts of a history, and ends all processes.
-func (s *simulation) run(topolvm bool) {
+func (s *simulation) run(seed uint64) {
+	if withSwarm(seed) {
+		s.swarm = s.pickSwarm()
+	}
 	size := s.pickScale()
-	if topolvm {
+	if withTopolvm(seed) {
 		size = s.pickTopolvm()
+	}
+	if s.swarm.drawn {
+		s.pickMore(&size)
 	}
 	s.setUp(size)
 	if s.scale.prepared {
@@ -170,11 +187,14 @@ func (s *simulation) setUp(size scale) {
 	uuid.SetRand(&randReader{Rand: rand.New(rand.NewPCG(1, 1))})
 	s.scale = size
 	s.api = apiserver.New(s.hooks())
-	s.config = s.scale.configuration()
+	for i := range s.scale.replicas {
+		s.configs = append(s.configs, s.scale.configuration(s.scale.controllersOf(i)))
+	}
 	var err error
 	if s.cluster, err = cluster.New(s.api, s.scale.driver(), s.scale.nodes, s.scale.features); err == nil {
 		if !s.scale.features.Topolvm {
 			s.startDriver()
+			s.cluster.CreateVolume = s.createVolume
 		}
 		err = s.cluster.SetUp(context.Background())
 	}
@@ -246,25 +266,13 @@ func (s *simulation) pickScale() scale {
 // renewDeadline is the time without a response after which a process gives up a Lease.
 const renewDeadline = 41 * time.Second // not when it retries to renew it
 
-// configuration returns the configuration of the processes.
-func (c scale) configuration() app.Config {
-	roles := []string{"provisioner"}
-	if !c.features.Topolvm {
-		roles = append(roles, "attacher")
-	}
-	if c.features.Resize {
-		roles = append(roles, "resizer")
-	}
-	if c.features.Snapshots {
-		roles = append(roles, "snapshotter")
-	}
+// configuration returns the configuration of the processes that run these roles.
+func (c scale) configuration(controllers string) app.Config {
 	var args []string
 	if c.features.Capacity {
-		roles = append(roles, "capacity")
 		args = append(args, "--capacity-ownerref-level=-1", "--capacity-threads=3")
 	}
 	if c.features.Nodes {
-		roles = append(roles, "nodecontroller")
 		args = append(args, "--node-cleanup-scope=all", fmt.Sprint("--node-cleanup=", c.cleanup),
 			fmt.Sprint("--node-missing-grace=", missingGrace), fmt.Sprint("--node-delete-grace=", deleteGrace),
 			fmt.Sprint("--node-cleanup-window=", breakerWindow), "--pv-release-grace=10s",
@@ -272,7 +280,8 @@ func (c scale) configuration() app.Config {
 			"--node-cleanup-qps=10")
 	}
 	args = append(args,
-		"--controllers="+strings.Join(roles, ","), "--worker-threads=3", "--retry-interval-max="+longestBackOff.String(),
+		"--controllers="+controllers, fmt.Sprint("--worker-threads=", cmp.Or(c.threads, 3)),
+		"--retry-interval-max="+longestBackOff.String(),
 		"--provisioning-protection="+c.protection, "--leader-election", "--leader-election-namespace=kube-system",
 		// Four times the default, so that renewals are a smaller part of each history.
 		"--leader-election-lease-duration=60s", fmt.Sprint("--leader-election-renew-deadline=", renewDeadline),

@@ -63,6 +63,10 @@ type Hooks struct {
 	// Deliver is called before an event of a watch is sent. An error ends the watch: an
 	// [apierrors.APIStatus] is sent as an event, another error is one of the network.
 	Deliver func(context.Context, Request, watch.EventType, metav1.Object) error
+	// Mutate changes an object before it is validated and stored, as a webhook does. The lock of the server is held.
+	Mutate func(Request, runtime.Object)
+	// Late reports, after Before and After have returned, whether the client reads the response although it has canceled the request.
+	Late func(Request) bool
 	// WatchTimeout returns after what time the server ends a watch whose client asks for that time; nil: after that time.
 	WatchTimeout func(Request, time.Duration) time.Duration
 	// UID returns the UID of a new object; nil: numbers. The lock of the server is held.
@@ -199,7 +203,7 @@ func (s *Server) serve(ctx context.Context, c *call) (*http.Response, error) {
 			return c.refuse(err)
 		}
 	}
-	if err := ctx.Err(); err != nil {
+	if err := s.canceled(ctx, c); err != nil {
 		return nil, err
 	}
 	resp, result := s.process(ctx, c)
@@ -207,12 +211,27 @@ func (s *Server) serve(ctx context.Context, c *call) (*http.Response, error) {
 	if s.hooks.After != nil {
 		err = s.hooks.After(ctx, c.Request, result)
 	}
-	err = cmp.Or(ctx.Err(), err)
+	err = cmp.Or(s.canceled(ctx, c), err)
 	if err == nil {
 		return resp, nil
 	}
 	resp.Body.Close()
 	return c.refuse(err)
+}
+
+// mutate has [Hooks.Mutate] change obj, unless c is for a subresource.
+func (s *Server) mutate(c *call, obj runtime.Object) {
+	if s.hooks.Mutate != nil && c.Subresource == "" {
+		s.hooks.Mutate(c.Request, obj)
+	}
+}
+
+// canceled returns why the client of c does not wait for the response, or nil.
+func (s *Server) canceled(ctx context.Context, c *call) error {
+	if s.hooks.Late != nil && s.hooks.Late(c.Request) {
+		return nil
+	}
+	return ctx.Err()
 }
 
 // process authorizes and executes a request.

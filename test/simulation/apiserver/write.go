@@ -81,6 +81,7 @@ func (s *Server) insert(c *call, obj runtime.Object) (runtime.Object, error) {
 			return nil, err
 		}
 	}
+	s.mutate(c, obj)
 	c.res.prepareCreate(obj)
 	errs := c.res.validateNew(obj)
 	if len(errs) == 0 {
@@ -244,6 +245,7 @@ func (s *Server) replace(c *call, existing, obj runtime.Object) (runtime.Object,
 	} else {
 		c.res.prepareUpdate(obj, existing)
 	}
+	s.mutate(c, obj)
 	m = accessor(obj)
 	keepSystemFields(m, old)
 	if errs := c.validateUpdate(obj, existing); len(errs) > 0 {

@@ -53,11 +53,16 @@ type Features struct {
 	Secrets   bool // the classes name a Secret, which they delete and create again
 	Topology  bool // volumes are accessible from one node
 	Capacity  bool // the scheduler selects only nodes with enough capacity
+	Shared    bool // all claims but every third have access modes for several nodes, on which pods use them
 	// Topolvm: the driver is that of TopoLVM, whose volumes are created on the nodes, without VolumeAttachments.
 	Topolvm bool
 	// NodeFinalizer: topolvm-node protects its Node.
 	NodeFinalizer bool
 	Nodes         bool // administrators delete nodes, and the node controller cleans up after them
+	Static        bool // administrators create volumes at the storage system
+	Backups       bool // users restore what was deleted from backups
+	// Without are the groups of [Cluster.UserSteps] that users do not take, as bits.
+	Without uint
 }
 
 // Step is something that a component or a user can do now.
@@ -83,6 +88,11 @@ type Cluster struct {
 	live        kubernetes.Interface    // not nil: the pods are those of the API
 	hosts       map[string]*host        // by node; empty without TopoLVM
 	typed       sync.Map                // objects of custom resources with their types, by the object of the API server
+
+	backups backups
+	statics int // volumes that administrators have created
+	// CreateVolume creates a volume with that name at the storage system, and returns its handle.
+	CreateVolume func(name string) (handle string, err error)
 
 	// SecretDeleted: a user has deleted the Secret once.
 	SecretDeleted bool

@@ -20,8 +20,9 @@ const (
 	volumeProtection = "kubernetes.io/pv-protection"
 )
 
-// Finalizers of the provisioner.
+// Finalizers of the provisioner, and its annotation with the record of a request.
 const (
+	ProvisioningRequest   = "storage-controller.io/provisioning-request"
 	ProvisioningFinalizer = "storage-controller.io/provisioning"
 	CloneFinalizer        = "provisioner.storage.kubernetes.io/cloning-protection"
 	RestoreFinalizer      = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"
@@ -186,9 +187,10 @@ func (c *Cluster) attach(s state) []Step {
 		name := attachmentName(claim.Spec.VolumeName, pod.Node)
 		wanted[name] = true
 		attached := func(va *storagev1.VolumeAttachment) bool {
-			return *va.Spec.Source.PersistentVolumeName == claim.Spec.VolumeName
+			elsewhere := va.Spec.NodeName != pod.Node && isShared(claim.Spec.AccessModes)
+			return *va.Spec.Source.PersistentVolumeName == claim.Spec.VolumeName && !elsewhere
 		}
-		if slices.ContainsFunc(s.attachments, attached) { // also one for another node: the volume has a single writer
+		if slices.ContainsFunc(s.attachments, attached) { // also one for another node, if the volume has a single writer
 			continue
 		}
 		va := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.VolumeAttachmentSpec{

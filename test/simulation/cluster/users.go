@@ -102,19 +102,24 @@ func (c *Cluster) UserSteps(claims int) [][]Step {
 		claim := s.claim(name)
 		if claim == nil {
 			steps = append(steps, c.createClaim(name, c.className(i), nil))
+			if c.features.Static {
+				steps = append(steps, c.staticVolume(name))
+			}
 			continue
 		}
 		if claim.DeletionTimestamp == nil {
 			steps = append(steps, Step{"user deletes claim " + name, func(context.Context) error { return c.deleteClaim(name) }})
 		}
-		if c.pod(name) != nil {
+		used := c.pod(name) != nil
+		if used {
 			steps = append(steps, Step{"user deletes the pod of claim " + name, func(context.Context) error {
 				c.deletePod(name)
 				return nil
 			}})
-		} else if claim.DeletionTimestamp == nil {
+		}
+		if claim.DeletionTimestamp == nil && (!used || isShared(claim.Spec.AccessModes)) {
 			for _, node := range c.Nodes {
-				if c.Node(node) == nil {
+				if c.Node(node) == nil || slices.Contains(c.pods, Pod{name, node}) {
 					continue
 				}
 				steps = append(steps, Step{"user creates a pod of claim " + name + " on " + node, func(context.Context) error {
@@ -126,7 +131,12 @@ func (c *Cluster) UserSteps(claims int) [][]Step {
 	}
 	groups := [][]Step{
 		steps, append(c.disturb(s), c.disturbSecret(s)...), c.userExpands(s), c.userTakesSnapshots(s, claims), c.disturbSnapshots(s),
-		c.userCopies(s), c.topolvmFaults(),
+		c.userCopies(s), c.topolvmFaults(), c.restore(s),
+	}
+	for i := range groups {
+		if c.features.Without>>i&1 == 1 {
+			groups[i] = nil
+		}
 	}
 	return slices.DeleteFunc(groups, func(steps []Step) bool { return len(steps) == 0 })
 }
@@ -184,11 +194,7 @@ func (c *Cluster) Restorations(needed func(*corev1.PersistentVolumeClaim) bool) 
 
 // createClaim returns the step of a user who creates a claim, of a copy of source if it is not nil.
 func (c *Cluster) createClaim(name, class string, source *corev1.TypedLocalObjectReference) Step {
-	meta := metav1.ObjectMeta{Namespace: Namespace, Name: name}
-	claim := &corev1.PersistentVolumeClaim{ObjectMeta: meta, Spec: corev1.PersistentVolumeClaimSpec{
-		StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, DataSource: source,
-		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
-	}}
+	claim := c.newClaim(name, class, source)
 	text := "user creates claim " + name
 	if source != nil {
 		text += fmt.Sprintf(" from %s %s", source.Kind, source.Name)
@@ -200,6 +206,28 @@ func (c *Cluster) createClaim(name, class string, source *corev1.TypedLocalObjec
 		c.pods, c.changed = append(c.pods, Pod{name, c.firstNode()}), true
 		return c.api.Create(Claims, claim)
 	}}
+}
+
+func (c *Cluster) newClaim(name, class string, source *corev1.TypedLocalObjectReference) *corev1.PersistentVolumeClaim {
+	meta := metav1.ObjectMeta{Namespace: Namespace, Name: name}
+	return &corev1.PersistentVolumeClaim{ObjectMeta: meta, Spec: corev1.PersistentVolumeClaimSpec{
+		StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{c.accessMode(name)}, DataSource: source,
+		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+	}}
+}
+
+// accessMode returns the access mode of the claim with that name.
+func (c *Cluster) accessMode(name string) corev1.PersistentVolumeAccessMode {
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany, corev1.ReadOnlyMany, corev1.ReadWriteOnce}
+	if !c.features.Shared {
+		return corev1.ReadWriteOnce
+	}
+	return modes[int(name[len(name)-1])%len(modes)]
+}
+
+// isShared reports whether pods on several nodes may use a volume with these access modes.
+func isShared(modes []corev1.PersistentVolumeAccessMode) bool {
+	return modes[0] != corev1.ReadWriteOnce
 }
 
 // className returns the StorageClass of a claim.
