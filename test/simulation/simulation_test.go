@@ -62,7 +62,7 @@ var foundSeeds = map[string]uint64{
 	"modification-of-an-earlier-leader": 53_500_209_663, "resource-of-a-waiting-claim": 97_000_021_727,
 	"creation-without-a-response": 97_400_539_497,
 	"size-not-reported":           98_700_041_377, "volume-of-an-unrecorded-request": 98_700_096_302,
-	"late-record-of-an-ended-request": 100_000_097_502,
+	"late-record-of-an-ended-request": 100_000_097_502, "failed-update-in-the-cache": 515_906,
 }
 
 func TestFoundSeeds(t *testing.T) {
