@@ -154,16 +154,12 @@ var finished atomic.Int64
 
 // run sets everything up, runs the three parts of a history, and ends all processes.
 func (s *simulation) run(seed uint64) {
-	if withSwarm(seed) {
-		s.swarm = s.pickSwarm()
-	}
+	s.swarm = s.pickSwarm()
 	size := s.pickScale()
 	if withTopolvm(seed) {
 		size = s.pickTopolvm()
 	}
-	if s.swarm.drawn {
-		s.pickMore(&size)
-	}
+	s.pickMore(&size)
 	s.setUp(size)
 	if s.scale.prepared {
 		s.prepare()

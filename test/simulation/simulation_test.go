@@ -52,25 +52,6 @@ func TestMain(m *testing.M) {
 // shorter history that has the same violation.
 func TestSeeds(t *testing.T) { run(t, *from, *seeds) }
 
-// foundSeeds are seeds that fail without a rule, by the name of the rule in the mutations, or of a fault that few seeds find. A
-// change of the requests that the product sends makes them other histories: remove those that do not fail any more without their rule.
-var foundSeeds = map[string]uint64{
-	"delete-changed-meanwhile": 10_995, "annotation-restored-by-a-late-record": 22_000_012_696,
-	"detach-of-a-recreated-attachment": 31_000_084_816, "content-removed-during-a-replay": 31_000_095_956,
-	"finalizer-added-late": 35_000_008_433, "check-of-an-earlier-leader": 34_000_016_181, "created-again": 40_000_018_969,
-	"class-not-cached": 42_500_023_850, "record-of-an-earlier-process": 44_000_013_434, "finalizer-removed-late": 46_500_115_958,
-	"modification-of-an-earlier-leader": 53_500_209_663, "resource-of-a-waiting-claim": 97_000_021_727,
-	"creation-without-a-response": 97_400_539_497,
-	"size-not-reported":           98_700_041_377, "volume-of-an-unrecorded-request": 98_700_096_302,
-	"late-record-of-an-ended-request": 100_000_097_502, "failed-update-in-the-cache": 515_906,
-}
-
-func TestFoundSeeds(t *testing.T) {
-	for rule, n := range foundSeeds {
-		t.Run(rule, func(t *testing.T) { run(t, n, 1) })
-	}
-}
-
 // TestTopolvmSituations: histories with TopoLVM have all situations that its invariants need.
 func TestTopolvmSituations(t *testing.T) {
 	missing, all := slices.Clone(topolvmSituations), statistics{}

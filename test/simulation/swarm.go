@@ -10,16 +10,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Seeds in this range, and one more, had their histories before there were swarms, and keep them: foundSeeds has some.
-const firstPlain, lastPlain, alsoPlain = 10_000_000_000, 104_000_000_000, 10_995
-
-// withSwarm reports whether the history of a seed draws its own subset of faults, disasters, users and flags.
-func withSwarm(seed uint64) bool { return seed != alsoPlain && (seed < firstPlain || seed > lastPlain) }
-
 // swarm is a subset of all faults, disasters and users. Those that remain meet each other more often, so that combinations occur that are
-// rare among all. The zero value has everything that plain histories have.
+// rare among all.
 type swarm struct {
-	drawn     bool
 	disasters []int          // numbers of disaster
 	without   map[fault]bool // that do not occur
 	groups    uint           // of steps that users do not take, as bits
@@ -58,11 +51,9 @@ const (
 	partitions   = 6
 	clockJumps   = 8
 	unpublishes  = 9
-	// plainDisasters is the number of disasters of plain histories.
-	plainDisasters = 10
-	denies         = 10
-	suspends       = 11
-	strips         = 12
+	denies       = 10
+	suspends     = 11
+	strips       = 12
 )
 
 // userGroups is the number of groups of steps that users take, without the first.
@@ -70,7 +61,7 @@ const userGroups = 7
 
 // pickSwarm draws a swarm. One in three has everything.
 func (s *simulation) pickSwarm() swarm {
-	w := swarm{drawn: true, without: map[fault]bool{}}
+	w := swarm{without: map[fault]bool{}}
 	all := s.choices.Pick(3) == 0
 	has := func() bool { return all || s.choices.Pick(2) == 0 }
 	for _, kind := range disasterKinds {
@@ -92,7 +83,7 @@ func (s *simulation) pickSwarm() swarm {
 	return w
 }
 
-// pickMore draws what plain histories do not have.
+// pickMore draws what does not depend on the kind of history.
 func (s *simulation) pickMore(size *scale) {
 	size.features.Without = s.swarm.groups
 	s.pickThrottle(size)
@@ -108,9 +99,6 @@ func (s *simulation) pickMore(size *scale) {
 
 // pickDisaster returns the number of a disaster, or false if the history has none.
 func (s *simulation) pickDisaster() (int, bool) {
-	if !s.swarm.drawn {
-		return s.choices.Pick(plainDisasters), true
-	}
 	if len(s.swarm.disasters) == 0 {
 		return 0, false
 	}
