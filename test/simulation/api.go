@@ -79,7 +79,12 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 		return err
 	}
 	s.mayRequest(from, r)
-	defer outlast(ctx, time.Now())
+	began, late := time.Now(), false
+	defer func() {
+		if !late { // else it is executed now, before another operation continues
+			outlast(ctx, began)
+		}
+	}()
 	switch {
 	case r.Resource.Resource == "events": // not errDead, after which the client would wait for a random time
 		return apierrors.NewForbidden(r.Resource.GroupResource(), r.Name, errors.New("not simulated"))
@@ -129,7 +134,8 @@ func (s *simulation) before(ctx context.Context, r apiserver.Request) error {
 		return v.err
 	}
 	v.executed = s.observe(from, r)
-	if v.late {
+	late = v.late
+	if late {
 		s.late.Store(r.ID, true)
 		if o.late != nil {
 			v.executed = s.observeLate(o, r)

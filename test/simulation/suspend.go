@@ -7,7 +7,6 @@ import (
 	"context"
 	"math"
 	"sync"
-	"testing/synctest"
 
 	"k8s.io/utils/ptr"
 
@@ -86,11 +85,11 @@ func (s *simulation) resume(r *replica) {
 		s.record("%s %s, late", r.client, o.name)
 		s.happens("a suspended process continues with a request or response of an ended context")
 		s.gate.proceed(o, verdict{})
-		synctest.Wait()
+		s.settle()
 	}
 	s.reconnected(r)
 	r.suspension.end()
-	synctest.Wait()
+	s.settle()
 }
 
 // outlasts waits, after the end of the context of o, until its process continues. It returns true if the schedule has continued o until
