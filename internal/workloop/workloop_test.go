@@ -83,6 +83,7 @@ func TestEnqueue(t *testing.T) {
 		}
 		adds[1]()
 		time.Sleep(2 * time.Second)
+		synctest.Wait()
 		if diff := cmp.Diff([]string{"test early", "test late", "test late"}, held); diff != "" {
 			t.Error(diff)
 		}
