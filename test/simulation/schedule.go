@@ -71,13 +71,22 @@ func (s *simulation) chaos(steps int) {
 func (s *simulation) settle() {
 	synctest.Wait()
 	for s.gate.release() {
+		s.pass()
 		synctest.Wait()
+	}
+}
+
+// pass lets a moment pass, so that what begins one after the other has different deadlines: the order of equal ones is random.
+func (s *simulation) pass() {
+	if s.moment > 0 {
+		time.Sleep(s.moment)
 	}
 }
 
 // nextStep waits until every goroutine is blocked.
 func (s *simulation) nextStep() {
 	s.step++
+	s.pass()
 	s.settle()
 	jitterStep.Store(uint64(s.step)) // not earlier: goroutines may still run at the same time
 	for _, r := range s.replicas {

@@ -71,6 +71,7 @@ type simulation struct {
 	// componentActed: a component or a user has acted since the last check.
 	componentActed bool
 	frozen         map[string]int // the step at which the watch of a replica continues
+	moment         time.Duration  // that a step takes at least
 
 	late      sync.Map // the IDs of requests of suspended processes: see isLate
 	caches    sync.Map // the processes by client, for the hook that must not wait for mu
@@ -154,6 +155,7 @@ var finished atomic.Int64
 
 // run sets everything up, runs the three parts of a history, and ends all processes.
 func (s *simulation) run(seed uint64) {
+	s.moment = time.Microsecond
 	s.swarm = s.pickSwarm()
 	size := s.pickScale()
 	if withTopolvm(seed) {
