@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/storage-controller/storage-controller/election"
 	"github.com/storage-controller/storage-controller/internal/kube"
 )
 
@@ -32,9 +33,12 @@ func (t *term) getCapacity(ctx context.Context, p pair, class *storagev1.Storage
 }
 
 // publish creates or updates the object of p and returns its UID, or none if p needs no object. It gathers and decides again, because the
-// call may have taken long: another client may have created an object, or the class or
-// the last node was deleted.
+// call may have taken long: another client may have created an object, the class or
+// the last node was deleted, or the process was suspended and another replica leads.
 func (t *term) publish(ctx context.Context, p pair, v values) (types.UID, error) {
+	if err := election.MayCall(ctx); err != nil {
+		return "", err
+	}
 	t.dropMissing(p)
 	s := t.gather(p)
 	obj := decide(s).keep
@@ -93,6 +97,9 @@ func (t *term) updateObject(ctx context.Context, obj *storagev1.CSIStorageCapaci
 // deleteObject deletes obj. The preconditions make a changed object fail: its next sync
 // decides again.
 func (t *term) deleteObject(ctx context.Context, obj *storagev1.CSIStorageCapacity) error {
+	if err := election.MayCall(ctx); err != nil {
+		return err
+	}
 	known := metav1.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion}
 	err := t.c.client.Delete(ctx, obj.Name, metav1.DeleteOptions{Preconditions: &known})
 	if err != nil && !kube.IsNotFound(err) {

@@ -42,6 +42,22 @@ type objectWrites struct {
 
 // noteWrites sends the requests for the objects through a proxy that records what it has
 // written. before, which may be nil, is called before each write.
+// TestSuspendedProcessWritesNothing: a process that continues after its Lease has expired neither deletes nor changes an object.
+func TestSuspendedProcessWritesNothing(t *testing.T) {
+	f := prepare(t, csitest.Config{}, nil)
+	f.node("n1", "a")
+	f.start()
+	f.Expire()
+	f.existing("fast", "a", "9Gi", nil)
+	f.existing("fast", "a", "9Gi", nil)
+	f.class("fast", nil)
+	f.Wait(getCapacity, 3)
+	want := []string{"fast t/zone=a 9Gi", "fast t/zone=a 9Gi"}
+	if got := f.describe(f.objects()); !slices.Equal(got, want) {
+		t.Errorf("%q are published, want %q", got, want)
+	}
+}
+
 func (f *fixture) noteWrites(before func(*http.Request)) *objectWrites {
 	f.Helper()
 	w := &objectWrites{}

@@ -101,7 +101,7 @@ var allowed = map[string][]string{
 	"deploy/rbac":            {},
 	"internal/tracing":       {},
 	"internal/serving":       {},
-	"capacity":               {"csiclient", "internal/kube", "internal/pressure", "internal/topology", "internal/workloop"},
+	"capacity":               {"csiclient", "election", "internal/kube", "internal/pressure", "internal/topology", "internal/workloop"},
 	"nodecontroller": {
 		"election", "metrics", "internal/claimloop", "internal/keylock", "internal/kube", "internal/serving", "internal/workloop",
 		"nodecontroller/nodecleanup", "nodecontroller/pvcfinalizer", "nodecontroller/resizenudge", "nodecontroller/webhook",
