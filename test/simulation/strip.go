@@ -68,7 +68,7 @@ func (s *simulation) lacksRecord(claim *corev1.PersistentVolumeClaim) bool {
 func (s *simulation) releasesOfUnrecorded() []cluster.Step {
 	var steps []cluster.Step
 	for _, claim := range cluster.List[*corev1.PersistentVolumeClaim](s.api, cluster.Claims) {
-		if !s.lacksRecord(claim) || claim.DeletionTimestamp == nil || s.has("pvc-"+string(claim.UID)) {
+		if !s.lacksRecord(claim) || s.has("pvc-"+string(claim.UID)) {
 			continue
 		}
 		next := claim.DeepCopy()
