@@ -79,7 +79,8 @@ func (c lastCall) unpublish(ctx context.Context, t *term, secrets map[string]str
 	src := c.step.source
 	call, cancel := context.WithTimeout(csiclient.WithMigrated(ctx, src.migrated), t.c.cfg.Timeout)
 	defer cancel()
-	if err := t.calls.Send(ctx, c.attachment.UID, src.args(c.attachment), true); err != nil { // it needs no record
+	// It needs no record: the finalizer stays until it succeeds.
+	if err := t.calls.Send(ctx, c.attachment.UID, src.args(c.attachment), true); err != nil {
 		return err
 	}
 	_, err := t.c.deps.CSI.ControllerUnpublishVolume(call, &csi.ControllerUnpublishVolumeRequest{

@@ -44,8 +44,9 @@ func limited(
 		if code > codes.Unauthenticated { // no code of gRPC: it would become the value of a label
 			code = codes.Unknown
 		}
+		// One text, whether the driver or this client is the first to end the call.
 		if code == codes.DeadlineExceeded && strings.HasPrefix(message, "stream terminated by RST_STREAM") {
-			message = context.DeadlineExceeded.Error() // one text, whether the driver or this client is the first to end the call
+			message = context.DeadlineExceeded.Error()
 		}
 		return status.Error(code, Printable(message))
 	}

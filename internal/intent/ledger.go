@@ -96,7 +96,8 @@ func (l *Ledger[K, P]) apply(k K, old Entry[P], c Change[P]) (now Entry[P], err 
 
 // Send records that a call is sent. Call it directly before the call, after everything that waits: after a panic in the call, the
 // outcome is unknown. It fails if this process must not call the driver now, if args are not those of the entry, because a call is
-// repeated with equal arguments only, or if this is the first call and recorded is false: the object lacks a record that the call needs.
+// repeated with equal arguments only, or if this is the first call and recorded is false: the object lacks a record that the call needs,
+// or does not want the effect.
 func (l *Ledger[K, P]) Send(ctx context.Context, k K, args string, recorded bool) error {
 	if err := l.mayCall(ctx); err != nil {
 		return err
@@ -107,7 +108,7 @@ func (l *Ledger[K, P]) Send(ctx context.Context, k K, args string, recorded bool
 	if err := Must(old.Args == args, "call of %v: its arguments are not the planned ones", k); err != nil {
 		return err
 	}
-	if err := Must(recorded || old.State != Planned, "call of %v: it is not recorded", k); err != nil {
+	if err := Must(recorded || old.State != Planned, "call of %v: it is not recorded, or not wanted", k); err != nil {
 		return err
 	}
 	_, err := l.apply(k, old, Change[P]{Event: Send})

@@ -74,7 +74,8 @@ var events = map[Event]map[State]State{
 	Reset: {Idle: Idle, Settled: Idle},
 }
 
-// ErrBug follows a state that no input may lead to. Before a call or a write, nothing is called or written. Loops count and log it.
+// ErrBug follows a state that no input may lead to. It ends the attempt: what was to follow is not called or written. Loops count and log
+// it.
 var ErrBug = errors.New("this is a bug of storage-controller. Report it with the log")
 
 // Must returns an error that wraps [ErrBug], with the text of format and args, unless holds. It is for what must be true directly before a

@@ -134,7 +134,7 @@ func (s *search) step(r result, overload bool, now time.Time) int {
 			return 0
 		}
 		if r.limit == 0 {
-			s.top = r.peak
+			s.top, s.fineDown = r.peak, false
 		}
 		return s.below(r.limit, r.good)
 	case !overload && r.limit > 0 && r.waiting && !now.Before(s.up.until):

@@ -58,7 +58,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}, label),
 		bugs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "storage_controller_invariant_violations_total",
-			Help: "Attempts that would have violated an invariant, by queue. They ended before the call or the write.",
+			Help: "Attempts that a violated invariant has ended, by queue. What was to follow was not called or written.",
 		}, label),
 	}
 	reg.MustRegister(m.depth, m.unfinished, m.longest, m.adds, m.retries, m.latency, m.work, m.panics, m.bugs)
