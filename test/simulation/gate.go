@@ -140,11 +140,14 @@ func (g *gate) wait(ctx context.Context, o *operation) (verdict, bool) {
 	return verdict{}, false
 }
 
+// outlasting is the time that [outlast] takes.
+const outlasting = time.Millisecond
+
 // outlast returns after all timers with the deadline of ctx have fired, if it has passed since then: the client has one, too, and its
 // error would depend on the order.
 func outlast(ctx context.Context, since time.Time) {
 	if ctx.Err() == context.DeadlineExceeded && time.Now().After(since) {
-		time.Sleep(time.Millisecond)
+		time.Sleep(outlasting)
 	}
 }
 

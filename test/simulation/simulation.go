@@ -317,6 +317,7 @@ func (s *simulation) end() {
 	if s.driver != nil {
 		s.driver.Stop()
 	}
+	time.Sleep(outlasting) // no time passes after the end of the history
 	synctest.Wait()
 }
 
